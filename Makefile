@@ -1,0 +1,53 @@
+# Every target makes .venv when it is missing and installs the versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test services lint types crash mutants bench all
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo $(DEMO)
+
+# Tests that start processes and watch the clock run alone; the others share the cores.
+ALONE := tests/process tests/s3
+
+test: $(STAMP)
+ifdef TESTS
+	$(PYTEST) $(TESTS)
+else
+	$(PYTEST) -n auto $(addprefix --ignore=,$(ALONE))
+	$(PYTEST) $(wildcard $(ALONE))
+endif
+
+# The S3 server of tests/s3; they install it themselves where they can, and skip where they cannot.
+services: $(STAMP)
+	$(BIN)/python -m tests.services.ceph
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell resilient cli tests docs examples benchmarks README.md
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+crash: $(STAMP)
+	$(PYTEST) tests/crash
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks cli --json
+	$(BIN)/python -m benchmarks loop --json
+
+all: lint types test mutants
