@@ -1,0 +1,45 @@
+"""Train PyTorch models to the end on machines that will fail, bit for bit.
+
+Public names are loaded when they are first used, so ``import resilient`` never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "About": "resilient.checkpointer",
+    "BestOf": "resilient.vault.retention",
+    "Checkpointer": "resilient.checkpointer",
+    "Fsdp1Model": "resilient.state.fsdp1",
+    "Fsdp1Optimizer": "resilient.state.fsdp1",
+    "NamedOptimizer": "resilient.state.optimizer",
+    "Part": "resilient.state.capture",
+    "RandomState": "resilient.state.rng",
+    "ResilientError": "resilient.errors",
+    "Retention": "resilient.vault.retention",
+    "EarlyStoppingCallback": "resilient.train.callbacks",
+    "EvalPrediction": "resilient.train.evaluation",
+    "Trainer": "resilient.train.trainer",
+    "TrainerCallback": "resilient.train.callbacks",
+    "TrainerControl": "resilient.train.state",
+    "TrainerState": "resilient.train.state",
+    "TrainingArguments": "resilient.train.arguments",
+    "open_checkpointer": "resilient.opening",
+    "open_store": "resilient.storage.open",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are the table's
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `resilient` has no attribute `{name}`")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

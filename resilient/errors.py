@@ -1,0 +1,231 @@
+"""Every error of the library, in one tree, each with its exit code and its RES id.
+
+::
+
+    ResilientError                       1   RES-ERROR
+    |- ConfigError                      78   RES-CONFIG
+    |- UsageError                        2   RES-USAGE
+    |- StoreError                       69   RES-STORE
+    |  |- KeyNotFound                   66   RES-STORE-404
+    |  |- KeyExists                     80   RES-STORE-412
+    |  |- StoreUnavailable              69   RES-STORE-503
+    |  |- StoreFull                     73   RES-STORE-507
+    |  |- StoreDenied                   77   RES-STORE-403
+    |  `- NotExclusive                  78   RES-STORE-EXCL
+    |- RepositoryNotFound               66   RES-REPO-404
+    |- NothingToResume                  66   RES-RESUME-NONE
+    |- ScriptNotFound                   66   RES-SCRIPT-404
+    |- IntegrityError                    1   RES-CKPT-DAMAGED
+    |- NoIntactCheckpoint                3   RES-CKPT-NONE-INTACT
+    |- IncompatibleCheckpoint           65   RES-CKPT-INCOMPATIBLE
+    |- UnsavableState                   78   RES-STATE-UNSAVABLE
+    |- SaveFailed                       73   RES-SAVE-FAILED
+    |- Fenced                           80   RES-FENCED
+    |- PeerFailed                       69   RES-PEER
+    |- DeadlineExceeded                 69   RES-DEADLINE
+    |- CrashLoop                        70   RES-CRASH-LOOP
+    |- WorkerFailed                      1   RES-WORKER
+    `- Preempted                        75   RES-PREEMPTED
+
+An error says what failed, where and why; ``hint`` is the command to run next.
+Exit codes follow sysexits where a name exists; one table serves all commands.
+"""
+
+from __future__ import annotations
+
+
+class ResilientError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+    exit_code = 1
+    code = "RES-ERROR"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(ResilientError):
+    """A setting is missing, unknown or contradicts another."""
+
+    exit_code = 78
+    code = "RES-CONFIG"
+
+
+class UsageError(ResilientError):
+    """A command was called in a way that it does not understand."""
+
+    exit_code = 2
+    code = "RES-USAGE"
+
+
+class StoreError(ResilientError):
+    """A store could not do what was asked; ``key`` names the object."""
+
+    exit_code = 69
+    code = "RES-STORE"
+
+    def __init__(self, message: str, *, key: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+
+
+class KeyNotFound(StoreError):
+    """No object has this key."""
+
+    exit_code = 66
+    code = "RES-STORE-404"
+
+
+class KeyExists(StoreError):
+    """An exclusive create found the key taken; nothing was changed."""
+
+    exit_code = 80
+    code = "RES-STORE-412"
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer, or asked to come back later. The only retryable one."""
+
+    exit_code = 69
+    code = "RES-STORE-503"
+
+
+class StoreFull(StoreError):
+    """No space or quota is left."""
+
+    exit_code = 73
+    code = "RES-STORE-507"
+
+
+class StoreDenied(StoreError):
+    """The credentials, the mode bits or a read-only mount forbid it."""
+
+    exit_code = 77
+    code = "RES-STORE-403"
+
+
+class NotExclusive(StoreError):
+    """The store has no exclusive create, so it cannot fence a stale process."""
+
+    exit_code = 78
+    code = "RES-STORE-EXCL"
+
+
+class RepositoryNotFound(ResilientError):
+    """The URL holds no checkpoints and no generations."""
+
+    exit_code = 66
+    code = "RES-REPO-404"
+
+
+class NothingToResume(ResilientError):
+    """No checkpoint was ever committed here, or none of that name."""
+
+    exit_code = 66
+    code = "RES-RESUME-NONE"
+
+
+class ScriptNotFound(ResilientError):
+    """The script to train with does not exist."""
+
+    exit_code = 66
+    code = "RES-SCRIPT-404"
+
+
+class IntegrityError(ResilientError):
+    """Content is not what was committed; ``key`` names the file, ``tensor`` what it holds."""
+
+    exit_code = 1
+    code = "RES-CKPT-DAMAGED"
+
+    def __init__(self, message: str, *, key: str = "", tensor: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+        self.tensor = tensor
+
+
+class NoIntactCheckpoint(ResilientError):
+    """Checkpoints were committed, and none of them can be read whole."""
+
+    exit_code = 3
+    code = "RES-CKPT-NONE-INTACT"
+
+
+class IncompatibleCheckpoint(ResilientError):
+    """A whole checkpoint that this code, model or format version cannot take."""
+
+    exit_code = 65
+    code = "RES-CKPT-INCOMPATIBLE"
+
+
+class UnsavableState(ResilientError):
+    """A value that only pickle could save; ``path`` names it."""
+
+    exit_code = 78
+    code = "RES-STATE-UNSAVABLE"
+
+    def __init__(self, message: str, *, path: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class SaveFailed(ResilientError):
+    """A checkpoint could not be made durable; older ones are untouched."""
+
+    exit_code = 73
+    code = "RES-SAVE-FAILED"
+
+
+class Fenced(ResilientError):
+    """A newer life of this run exists, so this one may not write any more."""
+
+    exit_code = 80
+    code = "RES-FENCED"
+
+
+class PeerFailed(ResilientError):
+    """Another rank could not do its part; ``rank`` is the one that failed first."""
+
+    exit_code = 69
+    code = "RES-PEER"
+
+    def __init__(self, message: str, *, rank: int = -1, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.rank = rank
+
+
+class DeadlineExceeded(ResilientError):
+    """Something did not happen within ``deadline_seconds``."""
+
+    exit_code = 69
+    code = "RES-DEADLINE"
+
+    def __init__(self, message: str, *, deadline_seconds: float = 0.0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.deadline_seconds = deadline_seconds
+
+
+class CrashLoop(ResilientError):
+    """Life after life failed without a new checkpoint."""
+
+    exit_code = 70
+    code = "RES-CRASH-LOOP"
+
+
+class WorkerFailed(ResilientError):
+    """A worker ended with ``status``: its own exit code, or 128 plus the signal's number."""
+
+    code = "RES-WORKER"
+
+    def __init__(self, message: str, *, status: int = 1, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = status
+
+
+class Preempted(ResilientError):
+    """Asked to stop, and everything up to the agreed step is durable: requeue, do not count."""
+
+    exit_code = 75
+    code = "RES-PREEMPTED"

@@ -1,0 +1,332 @@
+"""Facts, and where they go. A log line is one rendering of an event; the event is the truth.
+
+Names are a noun and a past participle; units are the last word of a field. ``run``,
+``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
+repeated at a call site.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from resilient.clock import Clock
+
+
+class Level(IntEnum):
+    """How loud an event is, with the numbers of the standard library's logging."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One fact. Subclasses add fields and say how they read as a line."""
+
+    level: ClassVar[Level] = Level.INFO
+
+    def line(self) -> str:
+        """Return the event as one line for a person, without time, rank or step."""
+        facts = " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        return f"{type(self).__name__} {facts}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationClaimed(Event):
+    """A life of the run began."""
+
+    generation: int
+    parent: str
+    cause: str
+
+    def line(self) -> str:
+        """Say which life this is and where it starts."""
+        return f"generation {self.generation} from {self.parent or 'scratch'} ({self.cause})"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSkipped(Event):
+    """Resume passed a checkpoint over."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say what was passed over and why."""
+        return f"skipped {self.checkpoint}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedOver(Event):
+    """A life began from scratch beside checkpoints that are there."""
+
+    level: ClassVar[Level] = Level.WARNING
+    left: int
+    newest: str
+
+    def line(self) -> str:
+        """Say what is left aside, and how to come back to it."""
+        return (
+            f"started over: {self.left} committed checkpoints are left aside and kept; "
+            f"to go on from them instead: --resume {self.newest}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRestored(Event):
+    """All ranks proved and loaded the same checkpoint."""
+
+    checkpoint: str
+    step: int
+    size_bytes: int
+    took_seconds: float
+
+    def line(self) -> str:
+        """Say what training goes on from."""
+        return (
+            f"resumed from {self.checkpoint} (step {self.step}), "
+            f"proved in {self.took_seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWritten(Event):
+    """One rank stored one file."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    key: str
+    size_bytes: int
+    took_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted(Event):
+    """The manifest is in the store: the checkpoint exists."""
+
+    checkpoint: str
+    size_bytes: int
+    stall_seconds: float
+    commit_seconds: float
+
+    def line(self) -> str:
+        """Say what became durable and what it cost."""
+        return (
+            f"saved {self.checkpoint}, {self.size_bytes / 2**20:.1f} MiB durable in "
+            f"{self.commit_seconds:.2f} s, training waited {self.stall_seconds:.3f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAborted(Event):
+    """A checkpoint was not committed; older ones are untouched."""
+
+    level: ClassVar[Level] = Level.ERROR
+    checkpoint: str
+    reason: str
+    hint: str
+
+    def line(self) -> str:
+        """Say what failed, that nothing else is hurt, and what to do."""
+        return f"{self.checkpoint} was not saved: {self.reason}; older checkpoints are intact" + (
+            f"; {self.hint}" if self.hint else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRotated(Event):
+    """Retention let a checkpoint go."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadsAborted(Event):
+    """Unfinished uploads of older lives were cleaned up."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadsLeft(Event):
+    """Unfinished uploads of older lives, if there are any, could not be cleaned up."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RotationFailed(Event):
+    """An old checkpoint could not be deleted; the new one stays committed."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RotationPlanned(Event):
+    """Retention decided what stays after a commit, each for all of its reasons."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    checkpoint: str
+    kept: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RotationHeld(Event):
+    """Old checkpoints were not let go, because that might not be safe now."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and that nothing is lost."""
+        return f"kept old checkpoints after {self.checkpoint}: {self.reason}; nothing is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class BestDamaged(Event):
+    """What would count as one of the best is not whole, so it does not count."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Name it, and what to run."""
+        return (
+            f"{self.checkpoint} {self.reason}; it stays, and the next best counts: "
+            f"resilient ckpt verify {self.checkpoint}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """Sends events to sinks with the context of this process bound once.
+
+    Args:
+        clock: gives the time of each event.
+        sinks: called in order with the record (a JSON-able mapping) and the event.
+        context: ``run``, ``generation``, ``rank``, ``step`` as far as they are known.
+    """
+
+    clock: Clock
+    sinks: tuple[Callable[[Mapping[str, Any], Event], None], ...] = ()
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, event: Event, **context: Any) -> None:
+        """Send one event; ``context`` holds for this event only."""
+        record = {
+            "at": self.clock.now_iso(),
+            **self.context,
+            **context,
+            "event": type(event).__name__,
+            **asdict(event),
+        }
+        for sink in self.sinks:
+            sink(record, event)
+
+    def bind(self, **context: Any) -> Emitter:
+        """Return an emitter that adds ``context`` to every event."""
+        return replace(self, context={**self.context, **context})
+
+
+class LineFile:
+    """Appends lines to a file, and never fails: what cannot be written is dropped and counted.
+
+    A full disk must not end a training whose checkpoints go elsewhere, or that was told to go on
+    without them. Standard error hears when dropping begins and, with the count, when it is over.
+    Each line is one write in append mode, so several processes may share the file.
+
+    Args:
+        path: the file; its folder is made if it can be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._dropped = 0
+        # Events come from the thread that trains and from the one that saves.
+        self._lock = threading.Lock()
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def append(self, line: str) -> None:
+        """Write one line, or drop it."""
+        with self._lock:
+            try:
+                _append(self._path, f"{line}\n".encode())
+            except OSError as error:
+                if self._dropped == 0:
+                    why = error.strerror or type(error).__name__
+                    _say(
+                        f"`{self._path}` cannot be written, its lines are dropped: {why}; training "
+                        "and checkpoints are not affected; free some space: df -h"
+                    )
+                self._dropped += 1
+                return
+            if self._dropped:
+                _say(f"`{self._path}` is written again; lines dropped: {self._dropped}")
+                self._dropped = 0
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write all of ``line`` or nothing of it."""
+    with path.open("ab", buffering=0) as file:
+        written = file.write(line) or 0
+        if written == len(line):
+            return
+        # A full disk takes a part; it would spoil the next line, unless that is there already.
+        if os.fstat(file.fileno()).st_size == file.tell():
+            file.truncate(file.tell() - written)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"resilient: {text}\n")
+
+
+def json_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
+    """Return a sink that appends one JSON object per event to ``path``."""
+    file = LineFile(path)
+
+    def sink(record: Mapping[str, Any], _event: Event) -> None:
+        file.append(json.dumps(record))
+
+    return sink
+
+
+def console(
+    threshold: Level = Level.INFO, stream: TextIO | None = None
+) -> Callable[[Mapping[str, Any], Event], None]:
+    """Return a sink that writes one line per event of at least ``threshold`` to stderr."""
+
+    def sink(record: Mapping[str, Any], event: Event) -> None:
+        if event.level < threshold:
+            return
+        clock_time = str(record["at"])[11:19]
+        rank = f"r{record['rank']:03d}  " if "rank" in record else ""
+        # Standard error may be a file on the disk that is full.
+        with suppress(OSError):
+            (stream or sys.stderr).write(f"{clock_time}  {rank}{event.line()}\n")
+
+    return sink

@@ -1,0 +1,1 @@
+"""PURE: bytes to values and back. No I/O, no torch."""

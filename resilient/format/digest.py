@@ -1,0 +1,74 @@
+"""The digest, streaming: one function for writing and for reading.
+
+Files are cut into chunks of ``CHUNK_BYTES``; each chunk has an XXH3-128 digest, so damage is
+located, and the file's digest is the XXH3-128 of the chunk digests joined in order, so one pass
+over the bytes gives both. XXH3 is not cryptographic: it finds damage, not forgery. The manifest's
+own root is SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import xxhash
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Proof of a file's content.
+
+    Attributes:
+        size_bytes: length in bytes.
+        digest: 32 hex characters over the chunk digests.
+        chunks: 32 hex characters per chunk, in order.
+    """
+
+    size_bytes: int
+    digest: str
+    chunks: tuple[str, ...]
+
+
+def digest_file(data: bytes | bytearray | memoryview) -> FileDigest:
+    """Return the digests of a whole file's content."""
+    view = memoryview(data).cast("B")
+    chunks = tuple(
+        xxhash.xxh3_128_hexdigest(view[start : start + CHUNK_BYTES])
+        for start in range(0, len(view), CHUNK_BYTES)
+    )
+    return FileDigest(len(view), join_chunks(chunks), chunks)
+
+
+def digest_bytes(data: bytes | bytearray | memoryview) -> str:
+    """Return the digest of one run of bytes: a chunk, or one region of a tensor."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def join_chunks(chunks: tuple[str, ...]) -> str:
+    """Return the file's digest from its chunk digests."""
+    return xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(chunk) for chunk in chunks))
+
+
+def damaged_ranges(
+    data: bytes | bytearray | memoryview, expected: FileDigest
+) -> list[tuple[int, int]]:
+    """Return the byte ranges (start, stop) whose chunks are not what was written.
+
+    A file of another length is damaged from the first missing or extra byte on as well.
+    """
+    found = digest_file(data)
+    ranges = [
+        (index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, expected.size_bytes))
+        for index, chunk in enumerate(expected.chunks)
+        if index >= len(found.chunks) or found.chunks[index] != chunk
+    ]
+    if found.size_bytes > expected.size_bytes:
+        ranges.append((expected.size_bytes, found.size_bytes))
+    return ranges
+
+
+def root_digest(data: bytes) -> str:
+    """Return the SHA-256 of a document in hex."""
+    return hashlib.sha256(data).hexdigest()

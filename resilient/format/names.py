@@ -1,0 +1,144 @@
+"""The names of everything in a repository; the only module that spells or parses a key.
+
+::
+
+    generations/g000003.json                 one life of the run, created exclusively
+    generations/g000003.committed.json       that life has committed something
+    store-abilities.json                     whether this server's exclusive create is one
+    store-probe/3f2a...9c-0                  what a probe of that was doing
+    tags/release.json                        a name for a checkpoint, created exclusively
+    checkpoint-120-g3/manifest.json          its presence is the commit
+    checkpoint-120-g3/model.r00000.safetensors
+    checkpoint-120-g3/optimizer.r00000.safetensors
+    checkpoint-120-g3/rng_state_0.safetensors
+    checkpoint-120-g3/state.json
+    checkpoint-120-g3/trainer_state.json
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MANIFEST = "manifest.json"
+GENERATIONS = "generations/"
+CHECKPOINTS = "checkpoint-"
+TAGS = "tags/"
+STATE_DOCUMENT = "state.json"
+ABILITIES = "store-abilities.json"
+
+_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
+_GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+# What a reference to a checkpoint may say besides a tag.
+_TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """Names one checkpoint and owns every key under its folder.
+
+    Order is (generation, step): whatever a later life saves outranks all of an earlier one.
+    """
+
+    generation: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        """The folder's name, for example ``checkpoint-120-g3``."""
+        return f"checkpoint-{self.step}-g{self.generation}"
+
+    @property
+    def manifest_key(self) -> str:
+        """The key whose presence is the commit."""
+        return self.key(MANIFEST)
+
+    def key(self, name: str) -> str:
+        """Return the store's key of a file of this checkpoint."""
+        return f"{self.folder}/{name}"
+
+    def __str__(self) -> str:
+        return self.folder
+
+
+def parse_checkpoint(folder: str) -> CheckpointId | None:
+    """Return the id that a folder's name spells, or None for any other name."""
+    match = _FOLDER.fullmatch(folder)
+    return CheckpointId(int(match[2]), int(match[1])) if match else None
+
+
+def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
+    """Return the checkpoint and the file that ``key`` names, or None for a foreign key."""
+    folder, _, name = key.partition("/")
+    checkpoint = parse_checkpoint(folder)
+    return (checkpoint, name) if checkpoint and is_file_name(name) else None
+
+
+def generation_key(number: int) -> str:
+    """Return the key of the record of life ``number``."""
+    return f"{GENERATIONS}g{number:06d}.json"
+
+
+def probe_key(token: str, number: int) -> str:
+    """Return the key that racers meet at in one round of a probe; ``token`` is of the probe."""
+    return f"store-probe/{token}-{number}"
+
+
+def parse_generation(key: str) -> int | None:
+    """Return the number that a generation's key spells, or None for any other key."""
+    number = _spelled(key)
+    return number if number and generation_key(number) == key else None
+
+
+def committed_key(number: int) -> str:
+    """Return the key of the mark that life ``number`` has committed something."""
+    return f"{GENERATIONS}g{number:06d}.committed.json"
+
+
+def parse_committed(key: str) -> int | None:
+    """Return the number of the life that a mark's key spells, or None for any other key."""
+    number = _spelled(key)
+    return number if number and committed_key(number) == key else None
+
+
+def _spelled(key: str) -> int:
+    match = _GENERATION.fullmatch(key)
+    return int(match[1]) if match else 0
+
+
+def tag_key(name: str) -> str:
+    """Return the key of the tag ``name``."""
+    return f"{TAGS}{name}.json"
+
+
+def parse_tag(key: str) -> str | None:
+    """Return the name that a tag's key spells, or None for any other key.
+
+    A name that means a checkpoint already, like ``latest`` or a step, is no tag's.
+    """
+    if not key.startswith(TAGS) or not key.endswith(".json"):
+        return None
+    name = key.removeprefix(TAGS).removesuffix(".json")
+    return name if _TAG.fullmatch(name) and not _TAKEN.fullmatch(name) else None
+
+
+def is_file_name(name: str) -> bool:
+    """Say whether ``name`` may be a file of ours: one segment, no climbing, a known ending."""
+    return _FILE.fullmatch(name) is not None
+
+
+def shard_name(part: str, rank: int) -> str:
+    """Return the file that holds one rank's regions of a replicated part."""
+    return f"{part}.r{rank:05d}.safetensors"
+
+
+def rank_part(part: str, rank: int) -> str:
+    """Return the name of one rank's copy of a part that each rank has for itself."""
+    return f"{part}_{rank}"
+
+
+def rank_part_file(part: str, rank: int) -> str:
+    """Return the file of one rank's own part, for example ``rng_state_0.safetensors``."""
+    return f"{rank_part(part, rank)}.safetensors"

@@ -1,0 +1,154 @@
+"""Boxes inside tensors: the arithmetic of who holds what."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Region:
+    """A box inside a global tensor: ``offsets[i] <= index[i] < offsets[i] + lengths[i]``.
+
+    A scalar has empty offsets and lengths.
+    """
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.lengths)
+
+    def is_whole(self, shape: Sequence[int]) -> bool:
+        """Say whether the box is the whole tensor of ``shape``."""
+        return self.lengths == tuple(shape) and not any(self.offsets)
+
+    def inside(self, shape: Sequence[int]) -> bool:
+        """Say whether the box lies in a tensor of ``shape``."""
+        return len(self.offsets) == len(self.lengths) == len(shape) and all(
+            0 <= offset and 0 <= length and offset + length <= extent
+            for offset, length, extent in zip(self.offsets, self.lengths, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        spans = (
+            f"{start}:{start + length}"
+            for start, length in zip(self.offsets, self.lengths, strict=True)
+        )
+        return f"[{','.join(spans)}]"
+
+
+def whole(shape: Sequence[int]) -> Region:
+    """Return the region that is all of a tensor of ``shape``."""
+    return Region((0,) * len(shape), tuple(shape))
+
+
+def intersect(one: Region, other: Region) -> Region | None:
+    """Return the box that both regions share, or None when they share no element."""
+    offsets = tuple(map(max, one.offsets, other.offsets))
+    ends = (
+        min(a + n, b + m)
+        for a, n, b, m in zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
+    )
+    lengths = tuple(end - start for start, end in zip(offsets, ends, strict=True))
+    return Region(offsets, lengths) if all(length > 0 for length in lengths) else None
+
+
+def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
+    """Say whether ``regions`` hold every element of a tensor of ``shape`` exactly once."""
+    total = math.prod(shape)
+    if not all(region.inside(shape) for region in regions):
+        return False
+    if sum(region.size for region in regions) != total:
+        return False
+    boxes = [region for region in regions if region.size]
+    ordered = sorted(boxes)
+    return not any(
+        intersect(one, other)
+        for index, one in enumerate(ordered)
+        for other in ordered[index + 1 :]
+        if not one.offsets or other.offsets[0] < one.offsets[0] + one.lengths[0]
+    )
+
+
+def row_runs(outer: Region, inner: Region) -> list[tuple[int, int]]:
+    """Return the element runs (start, count) of ``inner`` inside ``outer`` laid out row-major.
+
+    Both are in global coordinates and ``inner`` lies inside ``outer``. Runs are as long as the
+    layout allows and in row-major order of ``inner``, so they read straight into its own buffer.
+    """
+    if inner.size == 0:
+        return []
+    lead = _leading_split_axes(outer, inner)
+    run = math.prod(inner.lengths[lead:])
+    strides = row_strides(outer.lengths)
+    base = sum(
+        (offset - start) * stride
+        for offset, start, stride in zip(inner.offsets, outer.offsets, strides, strict=True)
+    )
+    starts = [base]
+    for axis in range(lead):
+        starts = [
+            start + index * strides[axis]
+            for start in starts
+            for index in range(inner.lengths[axis])
+        ]
+    return [(start, run) for start in starts]
+
+
+def _leading_split_axes(outer: Region, inner: Region) -> int:
+    """Return how many leading axes must be walked one index at a time."""
+    axes = len(outer.lengths)
+    while axes > 0 and inner.lengths[axes - 1] == outer.lengths[axes - 1]:
+        axes -= 1
+    return max(axes - 1, 0)
+
+
+def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, int]]:
+    """Cut ``inner`` into boxes that each lie in one run of ``outer`` laid out row-major.
+
+    A run may have holes, where it passes elements of ``outer`` that are not in the box, but none
+    of ``hole`` elements or more: there it is cheaper to begin another run than to read on.
+
+    Args:
+        outer: what is laid out; global coordinates.
+        inner: inside ``outer``; global coordinates.
+        hole: elements; at least 1. With 1 every run is dense.
+
+    Returns:
+        (box, first element of its run in ``outer``, elements of the run), row-major.
+    """
+    if inner.size == 0:
+        return []
+    strides = row_strides(outer.lengths)
+    reach = 1
+    for axis in reversed(range(len(strides))):
+        length = inner.lengths[axis]
+        if length > 1 and strides[axis] - reach >= hole:
+            slices = [_slice(inner, axis, index) for index in range(length)]
+            return sorted(run for one in slices for run in spans(outer, one, hole))
+        reach += (length - 1) * strides[axis]
+    first = sum(
+        (offset - start) * stride
+        for offset, start, stride in zip(inner.offsets, outer.offsets, strides, strict=True)
+    )
+    return [(inner, first, reach)]
+
+
+def row_strides(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return by how many elements one step along each axis moves, laid out row-major."""
+    return tuple(math.prod(lengths[axis + 1 :]) for axis in range(len(lengths)))
+
+
+def _slice(box: Region, axis: int, index: int) -> Region:
+    """Return one index of ``box`` along an axis."""
+    offsets, lengths = list(box.offsets), list(box.lengths)
+    offsets[axis] += index
+    lengths[axis] = 1
+    return Region(tuple(offsets), tuple(lengths))

@@ -1,0 +1,120 @@
+"""Files of a checkpoint as bytes: the safetensors layout, and what crosses to the storage side.
+
+Source of the layout: the safetensors format description. Eight bytes little-endian header
+length, a JSON header padded with spaces, then the tensors without holes. We pad the header to
+eight bytes and order tensors by falling item size, so each starts at a multiple of its item size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IntegrityError
+from resilient.format.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.format.manifest import TensorEntry
+
+_HEADER_BYTES_MAX = 100 << 20
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor, or one region of it, to lay out in a file.
+
+    Attributes:
+        key: its name inside the file.
+        dtype: a name of :data:`resilient.format.dtypes.ITEM_BYTES`.
+        shape: elements per axis.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of its data in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything of one file goes.
+
+    Attributes:
+        head: the length and the JSON header, ready to copy to the file's start.
+        starts: offset of each slot's data from the file's start, in bytes.
+        size_bytes: length of the whole file.
+    """
+
+    head: bytes
+    starts: Mapping[str, int]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """One file of one rank in host memory: what crosses from tensors to storage.
+
+    Attributes:
+        name: file name inside the checkpoint's folder.
+        data: the whole content; nobody changes it until the save is over.
+        tensors: what it holds, one region each, with offsets into ``data``.
+    """
+
+    name: str
+    data: bytes | memoryview
+    tensors: tuple[TensorEntry, ...] = ()
+
+
+def lay_out(slots: Sequence[Slot], metadata: Mapping[str, str]) -> Layout:
+    """Return the layout of a safetensors file that holds ``slots``.
+
+    Args:
+        slots: distinct keys, any order.
+        metadata: strings for the header's ``__metadata__``.
+    """
+    ordered = sorted(slots, key=lambda slot: (-ITEM_BYTES[slot.dtype], slot.key))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    relative: dict[str, int] = {}
+    end = 0
+    for slot in ordered:
+        relative[slot.key] = end
+        end += slot.size_bytes
+        header[slot.key] = {
+            "dtype": slot.dtype,
+            "shape": list(slot.shape),
+            "data_offsets": [relative[slot.key], end],
+        }
+    assert len(relative) == len(slots), "a file never holds one key twice"  # noqa: S101
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = len(text).to_bytes(8, "little") + text
+    return Layout(
+        head, {key: len(head) + start for key, start in relative.items()}, len(head) + end
+    )
+
+
+def read_header(data: bytes | memoryview, key: str) -> tuple[dict[str, Any], int]:
+    """Return a safetensors file's header and the offset where its data begins.
+
+    Raises:
+        IntegrityError: the header is cut short, too large or not JSON.
+    """
+    size = int.from_bytes(bytes(data[:8]), "little")
+    if len(data) < 8 or size > min(_HEADER_BYTES_MAX, len(data) - 8):  # noqa: PLR2004
+        raise IntegrityError(f"`{key}`: its header is cut short", key=key)
+    try:
+        header = json.loads(bytes(data[8 : 8 + size]))
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"`{key}`: its header is not JSON", key=key) from error
+    if not isinstance(header, dict):
+        raise IntegrityError(f"`{key}`: its header is not an object", key=key)
+    return header, 8 + size

@@ -1,0 +1,207 @@
+"""The POSIX operations that a LocalStore stands on, as a seam for a model of power loss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_READ_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One name in a folder: a folder, or a regular file with its size."""
+
+    name: str
+    is_folder: bool
+    size_bytes: int = 0
+
+
+class Handle(Protocol):
+    """A file being written."""
+
+    def write(self, data: memoryview) -> int:
+        """Append a first part of ``data`` and return its length; it may be short."""
+
+    def sync(self) -> None:
+        """Make the content durable; a failure means that content is lost."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Contents(Protocol):
+    """What is in a file."""
+
+    def create(self, path: Path) -> Handle:
+        """Create a file that did not exist, with the mode that the umask leaves."""
+
+    def read(self, path: Path, start: int, length: int | None) -> bytes:
+        """Return bytes of a regular file; to its end where ``length`` is None."""
+
+    def size_bytes(self, path: Path) -> int:
+        """Return the length of a regular file."""
+
+
+class Names(Protocol):
+    """What a file is called. Nothing here is durable before ``sync_folder``."""
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give the file at ``source`` the name ``target``, atomically."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give the file the name ``target`` too, or raise FileExistsError."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+
+
+class Folders(Protocol):
+    """Where names are kept."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create one folder."""
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable."""
+
+    def items(self, path: Path) -> Iterable[Item]:
+        """Return folders and regular files, without symbolic links; none if it is missing."""
+
+
+class Files(Contents, Names, Folders, Protocol):
+    """All of it."""
+
+
+class PosixHandle:
+    """A file descriptor open for writing."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: memoryview) -> int:
+        """Call ``write(2)``, which takes at most 2 GiB at a time."""
+        return os.write(self._descriptor, data)
+
+    def sync(self) -> None:
+        """Call ``fsync(2)`` on the descriptor that wrote, the one sure to be told of an error."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Call ``close(2)``."""
+        os.close(self._descriptor)
+
+
+class PosixFiles:
+    """The machine's own file system."""
+
+    def create(self, path: Path) -> PosixHandle:
+        """Create with ``O_EXCL``; 0666 lets the umask decide who may read."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return PosixHandle(os.open(path, flags, 0o666))
+
+    def read(self, path: Path, start: int, length: int | None) -> bytes:
+        """Read only the range; never through a symbolic link, never from a pipe."""
+        # Without O_NONBLOCK the open of a pipe that someone left in the folder would never return.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            size_bytes = _regular_size(os.fstat(descriptor), path)
+            end = size_bytes if length is None else min(size_bytes, start + length)
+            return _read_range(descriptor, start, end)
+        finally:
+            os.close(descriptor)
+
+    def size_bytes(self, path: Path) -> int:
+        """Call ``lstat(2)``."""
+        return _regular_size(path.lstat(), path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Call ``rename(2)``."""
+        source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Call ``link(2)``, and believe the link count over the answer.
+
+        On NFS the answer to a link that succeeded can be lost; the client's own repetition
+        then says EEXIST. ``source`` is known to nobody else, so two links are this call's.
+        """
+        try:
+            target.hardlink_to(source)
+        except FileExistsError:
+            if source.lstat().st_nlink != 2:  # noqa: PLR2004 - its two names: source and target
+                raise
+
+    def unlink(self, path: Path) -> None:
+        """Call ``unlink(2)``."""
+        path.unlink()
+
+    def make_folder(self, path: Path) -> None:
+        """Call ``mkdir(2)``."""
+        path.mkdir()
+
+    def remove_folder(self, path: Path) -> None:
+        """Call ``rmdir(2)``."""
+        path.rmdir()
+
+    def sync_folder(self, path: Path) -> None:
+        """Call ``fsync(2)`` on the folder.
+
+        EINVAL is how a file system without that operation answers; nothing more can be done
+        there, and it is no report of lost data.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def items(self, path: Path) -> Iterable[Item]:
+        """Scan a folder that others may be changing; what vanished meanwhile is left out."""
+        try:
+            with os.scandir(path) as found:
+                return [item for entry in found if (item := _item(entry)) is not None]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def _item(entry: os.DirEntry[str]) -> Item | None:
+    if entry.is_dir(follow_symlinks=False):
+        return Item(entry.name, is_folder=True)
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Item(entry.name, is_folder=False, size_bytes=status.st_size)
+
+
+def _regular_size(status: os.stat_result, path: Path) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    return status.st_size
+
+
+def _read_range(descriptor: int, start: int, end: int) -> bytes:
+    chunks = []
+    while start < end:
+        chunk = os.pread(descriptor, min(end - start, _READ_MAX_BYTES), start)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        start += len(chunk)
+    # Joining one chunk copies nothing.
+    return b"".join(chunks)

@@ -1,0 +1,327 @@
+"""A folder as a Store: temp in the same folder, fsync, rename or link, fsync the folders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.errors import (
+    KeyExists,
+    KeyNotFound,
+    NotExclusive,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from resilient.storage.buffers import byte_view, check_range
+from resilient.storage.errnos import kind_of
+from resilient.storage.files import PosixFiles
+from resilient.storage.space import free_bytes_at
+from resilient.storage.store import Entry, check_key, is_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from resilient.clock import Clock
+    from resilient.storage.files import Files, Handle
+    from resilient.storage.store import Data
+
+TEMPORARY = ".tmp-"
+"""How the name of a file being written begins: outside the grammar of keys, so invisible."""
+
+_POSIX = PosixFiles()
+_NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_CREATE_TRIES_MAX = 20
+
+
+class LocalStore:
+    """Objects as files under one folder.
+
+    What others leave in the folder is not touched: symbolic links, pipes and names outside
+    the grammar of keys are neither listed nor read, and a folder that is a symbolic link is
+    not entered.
+
+    Crash: what a process that dies leaves behind is a file whose name begins with ``.tmp-``,
+    which nobody sees and ``sweep_temporaries`` removes.
+
+    Args:
+        root: the folder; created by the first ``put``.
+        files: the operations to stand on; a model of power loss in tests.
+    """
+
+    exclusive = True
+
+    def __init__(self, root: Path, files: Files = _POSIX) -> None:
+        self._root = root.resolve()
+        self._files = files
+        self._anchored = False
+        self.url = self._root.as_uri()
+
+    def put(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key``, replacing what was there.
+
+        Crash: the old object or the new one, whole; once this has returned, the new one.
+        """
+        final, view = self._file(key), byte_view(data, key)
+        with ExitStack() as undo, self._errors("put", key):
+            temporary = self._write(final.parent, view, key, undo)
+            self._files.replace(temporary, final)
+            undo.pop_all()
+            self._sync_folders(final.parent, key)
+
+    def put_new(self, key: str, data: Data) -> None:
+        """Store ``data`` under ``key`` only if no object has that key.
+
+        The link is the exclusive step, and what it links is already whole and durable.
+
+        Crash: no object or all of it; once this has returned, all of it.
+        """
+        final, view = self._file(key), byte_view(data, key)
+        with ExitStack() as undo, self._errors("create", key):
+            temporary = self._write(final.parent, view, key, undo)
+            self._link(temporary, final, key)
+            undo.close()
+            self._sync_folders(final.parent, key)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        file = self._file(key)
+        with self._errors("get", key, reading=True):
+            return self._files.read(file, 0, None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
+        file = self._file(key)
+        check_range(key, start, length)
+        with self._errors("get", key, reading=True):
+            return self._files.read(file, start, length)
+
+    def list(self, prefix: str = "") -> Iterable[Entry]:
+        """Return every object whose key begins with ``prefix``, in the order of keys."""
+        with self._errors("list", prefix):
+            return sorted(self._walk(self._root, "", prefix))
+
+    def delete(self, key: str) -> None:
+        """Remove the object, and the folders that it leaves empty; a missing one is no error.
+
+        The folder is synced even if the object was missing: whoever removed it may have died
+        before that, and then it would come back after a power loss.
+
+        Crash: the object is there, whole, or gone; once this has returned, gone.
+        """
+        file = self._file(key)
+        with self._errors("delete", key):
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._files.unlink(file)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self._sync(lambda: self._files.sync_folder(file.parent), key)
+            self._remove_emptied(file.parent)
+
+    def stat(self, key: str) -> Entry:
+        """Return the object's entry."""
+        file = self._file(key)
+        with self._errors("stat", key, reading=True):
+            return Entry(key, self._files.size_bytes(file))
+
+    def free_bytes(self) -> int | None:
+        """Return what may still be written here, None if nobody knows."""
+        return free_bytes_at(self._root)
+
+    def _file(self, key: str) -> Path:
+        file = self._root / check_key(key)
+        for folder in file.parents:
+            if folder == self._root:
+                return file
+            if folder.is_symlink():
+                break
+        raise StoreDenied(
+            f"cannot use `{key}` in {self.url}: a symbolic link on its way may leave the store",
+            key=key,
+            hint=f"ls -l {self._root}",
+        )
+
+    def _write(self, folder: Path, view: memoryview, key: str, undo: ExitStack) -> Path:
+        temporary, handle = self._create(folder, key)
+        undo.callback(self._discard, temporary)
+        with closing(handle):
+            _write_all(handle, view)
+            self._sync(handle.sync, key)
+        return temporary
+
+    def _create(self, folder: Path, key: str) -> tuple[Path, Handle]:
+        # Unique over hosts and forks too, and short: a name may have 255 bytes, and a segment
+        # of the key may already have them all.
+        temporary = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        for _ in range(_CREATE_TRIES_MAX):
+            with suppress(FileNotFoundError):
+                return temporary, self._files.create(temporary)
+            # Never made, or a delete in another process has just removed it with its last object.
+            self._make_folder(folder)
+        raise StoreUnavailable(
+            f"cannot put `{key}` in {self.url}: its folder vanishes as fast as it is made", key=key
+        )
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder == self._root:
+            # New, or someone has removed the whole store and it begins again.
+            self._anchored = False
+        with suppress(FileExistsError):
+            try:
+                self._files.make_folder(folder)
+            except FileNotFoundError:
+                self._make_folder(folder.parent)
+                with suppress(FileNotFoundError):
+                    self._files.make_folder(folder)
+
+    def _link(self, temporary: Path, final: Path, key: str) -> None:
+        try:
+            self._files.link(temporary, final)
+        except FileExistsError as error:
+            raise KeyExists(
+                f"cannot create `{key}` in {self.url}: the key is taken, nothing was changed",
+                key=key,
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise NotExclusive(
+                f"cannot create `{key}` in {self.url}: this file system has no hard links "
+                f"({error.strerror}), so two processes could both believe they were first",
+                key=key,
+                hint=f"findmnt --target {self._root}",
+            ) from error
+
+    def _discard(self, temporary: Path) -> None:
+        # What cannot be removed is invisible, and swept later.
+        with suppress(OSError):
+            self._files.unlink(temporary)
+
+    def _sync_folders(self, folder: Path, key: str) -> None:
+        # Every folder up to the root, not only those made here: another process may have made
+        # one and not have come to its sync, and an object is as durable as the way to it.
+        for one in (folder, *folder.parents):
+            if one == self._root.parent:
+                break
+            # Gone means that a delete came after this put, and took the object with it.
+            with suppress(FileNotFoundError):
+                self._sync(lambda one=one: self._files.sync_folder(one), key)  # type: ignore[misc]
+        self._anchor(key)
+
+    def _anchor(self, key: str) -> None:
+        # No store removes its root, so the way to it needs this once.
+        if self._anchored:
+            return
+        for one in self._root.parents:
+            self._sync(lambda one=one: self._sync_if_allowed(one), key)  # type: ignore[misc]
+        self._anchored = True
+
+    def _sync_if_allowed(self, folder: Path) -> None:
+        # A folder that may not be opened was there before anyone of this run.
+        with suppress(PermissionError):
+            self._files.sync_folder(folder)
+
+    def _sync(self, sync: Callable[[], None], key: str) -> None:
+        """Run a sync whose failure is final.
+
+        After a failed fsync the kernel may mark the lost pages as clean, so that the next one
+        succeeds and proves nothing. Therefore this is never ``StoreUnavailable``, which is
+        tried again: after a link, a second try would find the key taken by ourselves and
+        trust it.
+        """
+        try:
+            sync()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            kind = StoreFull if kind_of(error) is StoreFull else StoreError
+            raise kind(
+                f"cannot make `{key}` durable in {self.url}: {error.strerror or error}; older "
+                "objects are untouched",
+                key=key,
+                hint=f"df -h {self._root}" if kind is StoreFull else "dmesg | tail",
+            ) from error
+
+    def _walk(self, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
+        for item in self._files.items(folder):
+            key = at + item.name
+            if not is_key(key):
+                continue
+            if not item.is_folder:
+                if key.startswith(prefix):
+                    yield Entry(key, item.size_bytes)
+            elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
+                yield from self._walk(folder / item.name, f"{key}/", prefix)
+
+    def _remove_emptied(self, folder: Path) -> None:
+        # Not synced: an empty folder that comes back is no object. Not emptied or already
+        # removed by another process: the end of the way.
+        with suppress(OSError):
+            while folder != self._root:
+                self._files.remove_folder(folder)
+                folder = folder.parent
+
+    @contextmanager
+    def _errors(self, verb: str, key: str, *, reading: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if reading and error.errno in _NO_OBJECT:
+                raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
+            kind = kind_of(error)
+            raise kind(
+                f"cannot {verb} `{key}` in {self.url}: {error.strerror or error}",
+                key=key,
+                hint=f"df -h {self._root}" if kind is StoreFull else f"ls -ld {self._root}",
+            ) from error
+
+
+def _write_all(handle: Handle, view: memoryview) -> None:
+    while view.nbytes:
+        written = handle.write(view)
+        if written <= 0:
+            raise OSError(errno.EIO, "the file takes no more bytes and gives no reason")
+        view = view[written:]
+
+
+def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> list[Path]:
+    """Remove temporary files that nobody has written to for ``older_than_seconds``.
+
+    A write in progress touches its file at each of its parts, so an hour is generous. Other
+    names are not touched, and symbolic links are not followed. A store's own file that is
+    removed by mistake makes one ``put`` fail; it damages no object.
+
+    Args:
+        root: the folder of the store.
+        older_than_seconds: age by the file system's clock, so leave room for a skew.
+        clock: whose wall clock is now.
+
+    Returns:
+        The files that were removed.
+    """
+    oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
+    removed = []
+    for folder, _, names in os.walk(root, followlinks=False):
+        for name in names:
+            path = Path(folder, name)
+            if name.startswith(TEMPORARY) and _is_stale(path, oldest):
+                # Its writer may have been slower than we thought, and have finished just now.
+                with suppress(FileNotFoundError):
+                    path.unlink()
+                    removed.append(path)
+    return sorted(removed)
+
+
+def _is_stale(path: Path, oldest: float) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_mtime < oldest

@@ -1,0 +1,203 @@
+"""Storage options for S3: one vocabulary, spelled for each client. Values are never shown.
+
+==================  ==============================================================
+``endpoint``        URL of the server; Amazon's by default
+``region``          for example ``us-east-1``
+``key`` ``secret``  the credentials; ``token`` goes with temporary ones
+``anon``            true: do not sign
+``client``          ``obstore`` or ``s3fs``; the fastest one that is installed by default
+``connect_seconds`` until a connection must stand (5)
+``request_seconds`` until one request of at most ``part_bytes`` must be answered (60)
+``part_bytes``      size of one part of a large object (16 MiB)
+``parts_in_flight`` parts on their way at once, per transfer (8)
+==================  ==============================================================
+
+What is not given, both clients take from the standard ``AWS_*`` variables and from the machine's
+role. s3fs also reads the profiles in ``~/.aws``, and obstore does not. Names that s3fs alone
+knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) choose s3fs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.storage.parts import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CLIENTS = ("obstore", "s3fs")
+_ALIASES = {
+    "endpoint_url": "endpoint",
+    "region_name": "region",
+    "access_key_id": "key",
+    "aws_access_key_id": "key",
+    "secret_access_key": "secret",
+    "aws_secret_access_key": "secret",
+    "session_token": "token",
+    "aws_session_token": "token",
+    "anonymous": "anon",
+}
+_S3FS_ALONE = frozenset(
+    {
+        "asynchronous", "cache_regions", "client_kwargs", "config_kwargs", "default_block_size",
+        "default_cache_type", "default_fill_cache", "max_concurrency", "profile",
+        "requester_pays", "s3_additional_kwargs", "session", "use_ssl", "version_aware",
+    }
+)  # fmt: skip
+_PART_BYTES_MIN = 5 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """What was given; the table above says what each name means. Shown, it tells nothing."""
+
+    endpoint: str = field(default="", repr=False)
+    region: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    anon: bool = field(default=False, repr=False)
+    client: str = ""
+    connect_seconds: float = 5.0
+    request_seconds: float = 60.0
+    part_bytes: int = Parts().part_bytes
+    parts_in_flight: int = Parts().in_flight
+    for_s3fs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """The back-pressure of one transfer."""
+        return Parts(self.part_bytes, self.parts_in_flight)
+
+
+_KNOWN = {one.name: one for one in fields(S3Options) if one.name != "for_s3fs"}
+
+
+def read_s3_options(given: Mapping[str, Any]) -> S3Options:
+    """Return the options that ``given`` spells.
+
+    Raises:
+        ConfigError: a name is unknown or a value has the wrong type; names are shown, values
+            are not.
+    """
+    known: dict[str, Any] = {}
+    for_s3fs: dict[str, Any] = {}
+    for name, value in given.items():
+        word = _ALIASES.get(name, name)
+        if word in _KNOWN:
+            known[word] = _checked(word, value)
+        elif name in _S3FS_ALONE:
+            for_s3fs[name] = value
+        else:
+            raise ConfigError(
+                f"storage option `{name}` is unknown for s3://{_did_you_mean(name)}",
+                hint=f"use some of: {', '.join(_KNOWN)}",
+            )
+    options = S3Options(**known, for_s3fs=for_s3fs)
+    _check_limits(options)
+    return options
+
+
+def for_s3fs(options: S3Options) -> dict[str, Any]:
+    """Return the arguments of ``s3fs.S3FileSystem``; its own retries are off."""
+    plain = {
+        "key": options.key,
+        "secret": options.secret,
+        "token": options.token,
+        "anon": options.anon,
+        "endpoint_url": options.endpoint,
+        "client_kwargs": {"region_name": options.region} if options.region else {},
+    }
+    spelled = {name: value for name, value in plain.items() if value}
+    timeouts = {
+        "connect_timeout": options.connect_seconds,
+        "read_timeout": options.request_seconds,
+    }
+    ours: dict[str, Any] = {**spelled, "config_kwargs": timeouts}
+    return merged(ours, options.for_s3fs)
+
+
+def for_obstore(options: S3Options) -> dict[str, Any]:
+    """Return the keyword arguments of ``obstore.store.S3Store``; its own retries are off."""
+    plain = {
+        "endpoint": options.endpoint,
+        "region": options.region,
+        "access_key_id": options.key,
+        "secret_access_key": options.secret,
+        "session_token": options.token,
+        "skip_signature": options.anon,
+    }
+    config: dict[str, Any] = {name: value for name, value in plain.items() if value}
+    # One object, one DELETE: not every server has the request that deletes many.
+    config["disable_bulk_delete"] = True
+    return {
+        "config": config,
+        "client_options": {
+            # Whether to encrypt is what the endpoint's URL says, and Amazon's says https.
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=options.connect_seconds),
+            "timeout": timedelta(seconds=options.request_seconds),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
+    }
+
+
+def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, one level deep; what is given wins over ours."""
+    both = {**ours, **given}
+    for name in ours.keys() & given.keys():
+        if isinstance(ours[name], dict) and isinstance(given[name], dict):
+            both[name] = {**ours[name], **given[name]}
+    return both
+
+
+def _checked(name: str, value: Any) -> Any:
+    kind = type(getattr(_DEFAULTS, name))
+    accepted = int | float if kind is float else kind
+    is_wrong = not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)
+    if is_wrong:
+        raise ConfigError(
+            f"storage option `{name}` is not accepted: it is a {type(value).__name__} and must be "
+            f"a {kind.__name__}",
+            hint="resilient ckpt ls --help",
+        )
+    return value
+
+
+def _check_limits(options: S3Options) -> None:
+    if options.client and options.client not in CLIENTS:
+        raise ConfigError(
+            f"storage option `client` is {options.client!r}, which is none of: "
+            f"{', '.join(CLIENTS)}",
+            hint="leave it out to take the fastest one that is installed",
+        )
+    if options.client == "obstore" and options.for_s3fs:
+        names = ", ".join(sorted(options.for_s3fs))
+        raise ConfigError(
+            f"storage options {names} are of s3fs alone, and `client` says obstore",
+            hint=f"use some of: {', '.join(_KNOWN)}",
+        )
+    if options.part_bytes < _PART_BYTES_MIN or options.parts_in_flight < 1:
+        raise ConfigError(
+            "storage options `part_bytes` and `parts_in_flight` must be at least "
+            f"{_PART_BYTES_MIN} (S3's own limit) and 1",
+            hint="leave them out",
+        )
+    if not (options.connect_seconds > 0 and options.request_seconds > 0):
+        raise ConfigError(
+            "storage options `connect_seconds` and `request_seconds` must be above 0",
+            hint="leave them out",
+        )
+
+
+def _did_you_mean(name: str) -> str:
+    near = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES, *_S3FS_ALONE], n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+_DEFAULTS = S3Options()

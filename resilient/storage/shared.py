@@ -1,0 +1,172 @@
+"""Shared memory by files in a memory-backed folder (/dev/shm), each folder owned by one process.
+
+A folder belongs to whoever holds its lock. The kernel lets the lock go when the owner dies,
+however it dies, so ``sweep`` tells stale folders from live ones in any PID namespace. Python's
+multiprocessing.shared_memory is not used: its resource tracker unlinks segments behind our back
+when the process that mapped them dies (Python issue 82300).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from resilient.errors import StoreDenied, StoreFull
+
+ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
+_PREFIX = "resilient-"
+_OWNER = "owner.json"
+_ATTEMPTS_MAX = 16
+
+
+class SharedFolder:
+    """A folder of shared memory that exists as long as this process wants it.
+
+    Args:
+        root: where it is made; a file system in memory.
+
+    Raises:
+        StoreDenied: it cannot be made there.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._made = 0
+        try:
+            self.path, self._lock = _create(root)
+            self._tell()
+        except OSError as error:
+            raise StoreDenied(
+                f"cannot make shared memory in {root}: {error.strerror}", hint=f"ls -ld {root}"
+            ) from error
+
+    def allocate(self, size_bytes: int) -> Path:
+        """Return a new file of ``size_bytes`` whose memory is promised, so no write can fail.
+
+        Raises:
+            StoreFull: that much is not free.
+        """
+        self._made += 1
+        path = self.path / f"{self._made:06d}"
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            # A hole that cannot be filled later would kill the writer with SIGBUS.
+            os.posix_fallocate(handle, 0, max(size_bytes, 1))
+        except OSError as error:
+            path.unlink()
+            raise StoreFull(
+                f"{self._root} has no {size_bytes} bytes left ({free_bytes(self._root)} are free)",
+                hint=f"df -h {self._root}; a container's is set by --shm-size",
+            ) from error
+        finally:
+            os.close(handle)
+        return path
+
+    def free(self, path: Path) -> None:
+        """Let a file go; who has mapped it keeps what it mapped."""
+        path.unlink(missing_ok=True)
+
+    def mark(self, name: str) -> None:
+        """Let others see that this owner is at ``name``, until ``unmark``."""
+        (self.path / name).touch()
+
+    def unmark(self, name: str) -> None:
+        """Take a mark away."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def is_marked_elsewhere(self, name: str) -> bool:
+        """Say whether another living owner is at ``name``."""
+        others = {found.parent for found in self._root.glob(f"{_PREFIX}*/{name}")}
+        return any(_is_owned(path) for path in others - {self.path})
+
+    def close(self) -> None:
+        """Let everything go."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def _tell(self) -> None:
+        """Say for people who the owner is; the lock alone decides."""
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        owner = {"pid": os.getpid(), "started_ticks": int(started)}
+        (self.path / _OWNER).write_text(json.dumps(owner))
+
+
+def _create(root: Path) -> tuple[Path, int]:
+    """Return a new folder and the descriptor that holds its lock."""
+    for _ in range(_ATTEMPTS_MAX):
+        path = root / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        path.mkdir(mode=0o700)
+        lock = _lock(path)
+        if lock is not None:
+            return path, lock
+    raise FileNotFoundError(0, "somebody sweeps faster than we make folders")
+
+
+def _lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of ``path``, None if another does or it is gone."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It may have been swept between the two calls above.
+        if os.path.samestat(path.stat(), os.fstat(handle)):
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None
+
+
+def _is_owned(path: Path) -> bool:
+    lock = _lock(path)
+    if lock is not None:
+        os.close(lock)
+    return lock is None and path.exists()
+
+
+def sweep(root: Path = ROOT) -> list[Path]:
+    """Remove the folders of this user whose owners are dead, and return them.
+
+    A live owner holds its lock, so nothing of it is touched. A folder that was made this
+    moment and is not locked yet may go; its maker notices and makes another.
+    """
+    swept = []
+    for path in sorted(root.glob(f"{_PREFIX}*")):
+        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+            continue
+        lock = _lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+            swept.append(path)
+    return swept
+
+
+def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
+    """Return the first ``size_bytes`` of a shared file as memory.
+
+    Raises:
+        OSError: it is gone.
+        ValueError: it is shorter.
+    """
+    if size_bytes == 0:
+        return memoryview(b"")
+    handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+    try:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(handle, size_bytes, access=access))
+    finally:
+        os.close(handle)
+
+
+def free_bytes(root: Path = ROOT) -> int:
+    """Return how many bytes of shared memory nobody uses."""
+    held = os.statvfs(root)
+    return held.f_bavail * held.f_frsize
