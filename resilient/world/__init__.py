@@ -1,0 +1,1 @@
+"""Who we are among many, and small values passed between ranks."""

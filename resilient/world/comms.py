@@ -1,0 +1,91 @@
+"""Agreement over a Board: everyone shows, one rules, everyone obeys.
+
+Never through the accelerator's collectives: those hang with the training they serve.
+Values are JSON, so nothing received can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from resilient.world.board import Board
+    from resilient.world.world import World
+
+
+class Comms:
+    """Gather and broadcast of small JSON values among the ranks of one life.
+
+    Every topic is used once; ``scope`` keeps the lives and the users of a board apart.
+
+    Args:
+        board: where values are posted.
+        world: who this rank is.
+        scope: prefix of every key.
+    """
+
+    def __init__(self, board: Board, world: World, scope: str) -> None:
+        self.world = world
+        self.scope = scope
+        self._board = board
+        self._spoken: list[str] = []
+
+    def key(self, topic: str, who: int | str) -> str:
+        """Return where on the board a rank shows its value, or the coordinator its ruling."""
+        return f"{self.scope}/{topic}/{who}"
+
+    def over(self, board: Board) -> Comms:
+        """Return the same ranks and scope on another board."""
+        return Comms(board, self.world, self.scope)
+
+    def gather(self, topic: str, value: Any, within_seconds: float) -> list[Any] | None:
+        """Show ``value``; the coordinator gets everyone's, in the order of ranks.
+
+        Returns:
+            The values at the coordinator, None elsewhere.
+
+        Raises:
+            DeadlineExceeded: at the coordinator, naming the ranks that were silent.
+        """
+        keys = [self.key(topic, rank) for rank in range(self.world.size)]
+        self._board.post(keys[self.world.rank], json.dumps(value).encode())
+        if not self.world.is_coordinator:
+            return None
+        shown = self._board.wait(keys, within_seconds)
+        if shown is None:
+            silent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
+            raise DeadlineExceeded(
+                f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
+                deadline_seconds=within_seconds,
+            )
+        for key in keys:
+            self._board.remove(key)
+        return [json.loads(one) for one in shown]
+
+    def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
+        """Give the coordinator's ``ruling`` to all; other ranks' argument is ignored.
+
+        Raises:
+            DeadlineExceeded: the coordinator did not rule in time.
+        """
+        key = self.key(topic, "ruling")
+        if self.world.is_coordinator:
+            self._board.post(key, json.dumps(ruling).encode())
+            self._forget_older(key)
+            return ruling
+        heard = self._board.wait([key], within_seconds)
+        if heard is None:
+            raise DeadlineExceeded(
+                f"`{topic}`: the coordinator did not rule within {within_seconds:g} s",
+                deadline_seconds=within_seconds,
+            )
+        return json.loads(heard[0])
+
+    def _forget_older(self, key: str) -> None:
+        """Drop rulings that everyone has heard: a rank that gathers again has read the last."""
+        self._spoken.append(key)
+        while len(self._spoken) > 2:  # noqa: PLR2004
+            self._board.remove(self._spoken.pop(0))

@@ -1,0 +1,191 @@
+"""What a launcher tells a worker; the only module that reads the environment.
+
+`resilient train` writes these variables and torchrun writes the first six, so a script runs
+under either, or alone.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from resilient.errors import ConfigError
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
+_EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
+_REPOSITORY = "repository"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One worker's start.
+
+    Attributes:
+        world: rank, size and local rank.
+        host: address of the rendezvous store; empty when alone.
+        port: its TCP port.
+        hosted: whether the launcher's agent serves that store.
+        attempt: name of this life of the worker group, new at every restart.
+        repo: URL of the checkpoint repository; empty leaves it to the script.
+        resume: ``auto``, ``never`` or the folder name of a checkpoint.
+        cause: why this life began, as one word.
+        events: folder for event files; empty leaves it to the script.
+        single_writer: the user promises that no two jobs write to the repository at once.
+        keeper: socket of this host's keeper; empty when there is none.
+        storage_options: endpoint, credentials and the like of the repository; never shown.
+        agent_pid: process of our agent, which owns the deadline of a stop; 0 without one.
+        grace_seconds: what that agent gives from SIGTERM to SIGKILL.
+        notes: folder where workers leave word for that agent; empty without one.
+    """
+
+    world: World
+    host: str = ""
+    port: int = 0
+    hosted: bool = False
+    attempt: str = "0"
+    repo: str = ""
+    resume: str = "auto"
+    cause: str = "start"
+    events: str = ""
+    single_writer: bool = False
+    keeper: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    agent_pid: int = 0
+    grace_seconds: float = 0.0
+    notes: str = ""
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """Return what the launcher said, or a world of one when nobody launched us.
+
+    Raises:
+        ConfigError: a variable is not a number, or the rank lies outside the world.
+    """
+    world = World(
+        rank=_integer(environ, "RANK", 0),
+        size=_integer(environ, "WORLD_SIZE", 1),
+        local_rank=_integer(environ, "LOCAL_RANK", 0),
+    )
+    if not 0 <= world.rank < world.size:
+        raise ConfigError(f"RANK={world.rank} lies outside WORLD_SIZE={world.size}")
+    return Launch(
+        world=world,
+        host=environ.get("MASTER_ADDR", ""),
+        port=_integer(environ, "MASTER_PORT", 0),
+        hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
+        attempt=environ.get("RESILIENT_ATTEMPT")
+        or environ.get("TORCHELASTIC_RESTART_COUNT")
+        or "0",
+        repo=environ.get("RESILIENT_REPO", ""),
+        resume=environ.get("RESILIENT_RESUME", "auto"),
+        cause=environ.get("RESILIENT_CAUSE", "start"),
+        events=environ.get("RESILIENT_EVENTS", ""),
+        single_writer=environ.get("RESILIENT_SINGLE_WRITER", "") == "1",
+        keeper=environ.get("RESILIENT_KEEPER", ""),
+        storage_options=read_storage_options(environ),
+        agent_pid=_integer(environ, "RESILIENT_AGENT_PID", 0),
+        grace_seconds=_seconds(environ, "RESILIENT_GRACE"),
+        notes=environ.get("RESILIENT_NOTES", ""),
+    )
+
+
+def read_storage_options(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of ``RESILIENT_STORAGE_OPTIONS``; see :func:`parse_storage_options`."""
+    return parse_storage_options(environ.get(STORAGE_OPTIONS, ""), STORAGE_OPTIONS)
+
+
+def parse_storage_options(text: str, where: str) -> dict[str, Any]:
+    """Return the storage options that a JSON object spells; nothing for an empty text.
+
+    Args:
+        text: the JSON; it may hold credentials, so no error shows any of it.
+        where: what it was read from, for an error.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    try:
+        options = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        # Not chained: the cause keeps the whole text.
+        raise ConfigError(f"{where} is no JSON{place}", hint=_EXAMPLE) from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{where} is no JSON object", hint=_EXAMPLE)
+    return options
+
+
+def write_launch(launch: Launch) -> dict[str, str]:
+    """Return the variables that :func:`read_launch` reads back as ``launch``."""
+    options = launch.storage_options
+    return {
+        # Not to be set where there is nothing to say: it would hide what the worker inherits.
+        **({STORAGE_OPTIONS: json.dumps(dict(options))} if options else {}),
+        "RANK": str(launch.world.rank),
+        "WORLD_SIZE": str(launch.world.size),
+        "LOCAL_RANK": str(launch.world.local_rank),
+        "MASTER_ADDR": launch.host,
+        "MASTER_PORT": str(launch.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(launch.hosted),
+        "RESILIENT_ATTEMPT": launch.attempt,
+        "RESILIENT_REPO": launch.repo,
+        "RESILIENT_RESUME": launch.resume,
+        "RESILIENT_CAUSE": launch.cause,
+        "RESILIENT_EVENTS": launch.events,
+        "RESILIENT_SINGLE_WRITER": "1" if launch.single_writer else "0",
+        "RESILIENT_KEEPER": launch.keeper,
+        "RESILIENT_AGENT_PID": str(launch.agent_pid),
+        "RESILIENT_GRACE": str(launch.grace_seconds),
+        "RESILIENT_NOTES": launch.notes,
+    }
+
+
+def tell_repository(launch: Launch, url: str) -> None:
+    """Let the agent know which repository this worker opened, so that it can look into it.
+
+    A URL that may hold a secret is not told: it would lie on the disk in plain text, and
+    without the secret it would open nothing.
+    """
+    parts = urlsplit(url)
+    if not launch.notes or "@" in parts.netloc or parts.query:
+        return
+    place = (
+        url if "://" in url or url.startswith("file:") else str(Path(url).expanduser().absolute())
+    )
+    fresh = Path(launch.notes, f"{_REPOSITORY}-{launch.world.local_rank}")
+    # The agent only loses a better message by not being told.
+    with suppress(OSError):
+        fresh.write_text(place, encoding="utf-8")
+        fresh.replace(Path(launch.notes, _REPOSITORY))
+
+
+def told_repository(notes: str) -> str:
+    """Return the URL that a worker left in the folder ``notes``, empty when none did."""
+    try:
+        return Path(notes, _REPOSITORY).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not a whole number") from error
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name, "")
+    try:
+        return float(text) if text else 0.0
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not a number of seconds") from error
