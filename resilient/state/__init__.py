@@ -1,0 +1,1 @@
+"""Live state to host bytes and back: the torch side."""

@@ -1,0 +1,106 @@
+"""Name the live state of a run without copying it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from resilient.errors import ConfigError, UnsavableState
+from resilient.format.names import is_file_name, rank_part
+from resilient.state.tree import PLAIN, flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+
+class Stateful(Protocol):
+    """The two methods that everything persists through; modules and optimizers have them."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as nested dicts, lists, tensors and plain values."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Take back what ``state_dict`` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named thing that a checkpoint holds.
+
+    Attributes:
+        stateful: gives and takes the state.
+        scope: ``replicated`` when every rank holds the same value, which is then written once,
+            split over the ranks; ``rank`` when each rank has its own.
+        document: name of a JSON file of its own for people to read; such a part holds no
+            tensors. Empty puts the part into ``state.json``.
+        optional: a checkpoint without it can be resumed from; any other part must be there.
+    """
+
+    stateful: Stateful
+    scope: Literal["replicated", "rank"] = "replicated"
+    document: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedPart:
+    """One part's state, taken apart; the tensors share memory with training."""
+
+    name: str
+    scope: Literal["replicated", "rank"]
+    document: str
+    tree: Any
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One rank's named state at one step; shares memory with training."""
+
+    step: int
+    parts: tuple[CapturedPart, ...]
+
+
+def capture(step: int, parts: Mapping[str, Part], rank: int) -> Snapshot:
+    """Take the state of every part apart, without copying a tensor.
+
+    Crash: nothing was stored.
+
+    Args:
+        step: the step that the state belongs to.
+        parts: by name; names are file names without an ending.
+        rank: who this is; a part of scope ``rank`` gets its number in the name.
+
+    Raises:
+        UnsavableState: a value that only pickle could save, or a tensor in a document.
+        ConfigError: a part's name cannot be a file's name.
+    """
+    return Snapshot(step, tuple(_capture_part(name, part, rank) for name, part in parts.items()))
+
+
+def _capture_part(name: str, part: Part, rank: int) -> CapturedPart:
+    if not is_file_name(f"{name}.json") or "." in name:
+        raise ConfigError(f"`{name}` cannot name a part: use letters, digits, `_` and `-`")
+    own = rank_part(name, rank) if part.scope == "rank" else name
+    tree, tensors = flatten(own, part.stateful.state_dict())
+    if part.document and tensors:
+        raise UnsavableState(
+            f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
+            path=next(iter(tensors)),
+        )
+    if part.scope == "rank":
+        _refuse_shards(tensors)
+    return CapturedPart(own, part.scope, part.document, tree, tensors)
+
+
+def _refuse_shards(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise if a tensor of a part that each rank has for itself is spread over ranks."""
+    for name, tensor in tensors.items():
+        if type(tensor) not in PLAIN:
+            raise UnsavableState(
+                f"`{name}` is spread over ranks, in a part that each rank has for itself",
+                path=name,
+                hint='give the part the scope "replicated", or state_dict() the local tensor',
+            )

@@ -1,0 +1,179 @@
+"""Proved bytes to parts: the way back, in place, from any world size and any layout."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from resilient.errors import IncompatibleCheckpoint
+from resilient.format.dtypes import ITEM_BYTES
+from resilient.format.extents import Content, stored_spans, view_of
+from resilient.format.names import rank_part
+from resilient.format.regions import Region, row_strides, whole
+from resilient.format.shard import read_header
+from resilient.state.dtypes import TORCH_DTYPES
+from resilient.state.landing import Landing
+from resilient.state.tree import unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.format.manifest import Manifest, PartEntry, StoredRegion, TensorEntry
+    from resilient.state.capture import Part
+
+
+def stored_name(name: str, part: Part, rank: int) -> str:
+    """Return the name under which this rank's copy of a part is stored."""
+    return rank_part(name, rank) if part.scope == "rank" else name
+
+
+def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tuple[str, ...]:
+    """Return the parts that the checkpoint does not hold for this rank.
+
+    Raises:
+        IncompatibleCheckpoint: one of them is neither optional nor a part that each rank has
+            for itself, so going on would silently start it afresh.
+    """
+    held = {entry.name for entry in manifest.parts}
+    absent = tuple(
+        name for name, part in parts.items() if stored_name(name, part, rank) not in held
+    )
+    for name in absent:
+        if parts[name].scope == "replicated" and not parts[name].optional:
+            raise IncompatibleCheckpoint(
+                f"{manifest.checkpoint} holds no `{name}`; going on would start it afresh",
+                hint="resume with the configuration that saved it, or begin with --resume never",
+            )
+    return absent
+
+
+_WORDS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_TORCH_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def load(
+    manifest: Manifest,
+    files: Mapping[str, Content],
+    parts: Mapping[str, Part],
+    rank: int,
+    landing: Landing | None = None,
+) -> None:
+    """Give every part that the checkpoint holds its state back, in the order of ``parts``.
+
+    Crash: only this process's memory changed.
+
+    Args:
+        manifest: the table of contents.
+        files: proved content by file name; all that ``landing`` wants of the parts.
+        parts: what to load into; parts that the checkpoint lacks are left alone.
+        rank: whose copies of the parts of scope ``rank``.
+        landing: where sharded tensors go; found from ``parts`` if it is not given.
+
+    Raises:
+        IncompatibleCheckpoint: a part refuses the state, for example another shape.
+    """
+    landing = landing or Landing(parts)
+    entries = {entry.name: entry for entry in manifest.parts}
+    tensors = {entry.name: entry for entry in manifest.tensors}
+    for name, part in parts.items():
+        entry = entries.get(stored_name(name, part, rank))
+        if entry is None:
+            continue
+        tree = _tree(entry, files)
+        state = unflatten(tree, _Reader(tensors, files, landing))
+        try:
+            part.stateful.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise IncompatibleCheckpoint(
+                f"`{name}` cannot take its state from {manifest.checkpoint}: {error}",
+                hint=f"resilient ckpt inspect {manifest.checkpoint} --tensors",
+            ) from error
+
+
+class _Reader:
+    """Gives tensors by name, made once, so that tied tensors stay one object."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, TensorEntry],
+        files: Mapping[str, Content],
+        landing: Landing,
+    ) -> None:
+        self._entries = entries
+        self._files = files
+        self._landing = landing
+        self._made: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str) -> torch.Tensor:
+        if name not in self._made:
+            self._made[name] = self._make(self._entries[name])
+        return self._made[name]
+
+    def _make(self, entry: TensorEntry) -> torch.Tensor:
+        vessel = self._landing.vessel(entry)
+        if vessel is None:
+            return assemble(entry, self._files)
+        for box in vessel.boxes:
+            _fill(box.data, box.region, entry, self._files)
+        return vessel.tensor
+
+
+def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
+    """Return a whole tensor on the CPU, put together from its stored regions.
+
+    Args:
+        entry: where the regions lie.
+        files: proved content by file name.
+    """
+    tensor = torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    _fill(tensor, whole(entry.shape), entry, files)
+    return tensor
+
+
+def _fill(
+    target: torch.Tensor, region: Region, entry: TensorEntry, files: Mapping[str, Content]
+) -> None:
+    """Copy a box of a stored tensor into memory, whichever regions it is stored in.
+
+    Args:
+        target: the box's memory, any device, any strides; of the stored dtype.
+        region: the box.
+        entry: where the regions lie.
+        files: proved content by file name.
+    """
+    item = ITEM_BYTES[entry.dtype]
+    for stored in entry.regions:
+        for part, start, length in stored_spans(stored, region, item):
+            data = target
+            for axis, count in enumerate(part.lengths):
+                data = data.narrow(axis, part.offsets[axis] - region.offsets[axis], count)
+            words = np.frombuffer(view_of(files[stored.file], start, length), _WORDS[item])
+            _copy_words(data, _strided(words, stored, part))
+
+
+def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) -> Any:
+    """Return ``part`` of a stored region, of which ``words`` are the bytes from its first on."""
+    strides = [step * words.itemsize for step in row_strides(stored.region.lengths)]
+    return np.lib.stride_tricks.as_strided(words, part.lengths, strides, writeable=False)
+
+
+def _copy_words(target: torch.Tensor, words: Any) -> None:
+    """Copy bits into a tensor whose elements are as wide as the words."""
+    host = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
+    # NumPy does not know every dtype of torch; integers of the same width carry any of them.
+    np.copyto(host.view(_TORCH_WORDS[words.itemsize]).numpy(), words)
+    if host is not target:
+        target.copy_(host)
+
+
+def _tree(entry: PartEntry, files: Mapping[str, Content]) -> Any:
+    """Return a part's plain values from its document."""
+    data = view_of(files[entry.document], 0, len(files[entry.document])).tobytes()
+    if entry.scope == "rank":
+        header, _ = read_header(data, entry.document)
+        return json.loads(header["__metadata__"]["state"])
+    fields = json.loads(data)
+    return fields[entry.name] if entry.document == "state.json" else fields

@@ -1,0 +1,93 @@
+"""An optimizer's state by parameter name, never by position.
+
+``torch.optim`` numbers parameters by their order in the groups, so a model whose layers were
+reordered would get each other's moments. Names make that an error or, where only the order
+changed, harmless.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.state.tree import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+
+class NamedOptimizer:
+    """A Stateful over an optimizer, keyed by the model's parameter names.
+
+    Args:
+        model: the plain module, not its parallel wrapper.
+        optimizer: holds parameters of that module and no others.
+
+    Raises:
+        ConfigError: the optimizer holds a parameter that the model does not have.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        unknown = sum(id(parameter) not in names for parameter in held)
+        if unknown:
+            raise ConfigError(
+                f"{unknown} of the optimizer's {len(held)} parameters are not the model's",
+                hint="build the optimizer from model.parameters() of the model you train",
+            )
+        self._names = [names[id(parameter)] for parameter in held]
+        self._held = dict(zip(map(escape, self._names), held, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
+        plain = self._optimizer.state_dict()
+        groups = [
+            {**group, "params": [self._names[number] for number in group["params"]]}
+            for group in plain["param_groups"]
+        ]
+        state = {self._names[number]: one for number, one in plain["state"].items()}
+        return {**plain, "state": state, "param_groups": groups}
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return the parameter whose layout the state at ``path`` has.
+
+        It may have none yet: before the first step there is no state to look at.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        # torch keeps the number of steps whole, whatever it keeps beside it.
+        return self._held.get(name) if place == "state" and kind != "step" else None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not this optimizer's.
+        """
+        numbers = {name: number for number, name in enumerate(self._names)}
+        saved = [name for group in state_dict["param_groups"] for name in group["params"]]
+        if sorted(saved) != sorted(self._names):
+            differ = sorted(set(saved) ^ set(self._names))
+            raise ValueError(f"parameters differ: {', '.join(differ[:5])} ({len(differ)} in all)")
+        groups = self._groups_in_own_order(state_dict["param_groups"])
+        state = {numbers[name]: one for name, one in state_dict["state"].items()}
+        self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+
+    def _groups_in_own_order(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved groups with this optimizer's numbers, each matched by its names."""
+        by_names = {frozenset(group["params"]): group for group in saved}
+        own = self._optimizer.state_dict()["param_groups"]
+        groups = []
+        for group in own:
+            names = frozenset(self._names[number] for number in group["params"])
+            if names not in by_names:
+                raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
+            groups.append({**by_names[names], "params": group["params"]})
+        return groups

@@ -1,0 +1,244 @@
+"""State dicts to JSON and tensors, and back, without pickle.
+
+Plain JSON values stand for themselves. Everything else is an object with one key that begins
+with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``, ``{"$float": "nan"}`` and so on, listed
+in docs/format.md. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
+A type outside the list is an error that names its path, at save time rather than at resume.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from resilient.errors import IntegrityError, UnsavableState
+from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Tensors = dict[str, torch.Tensor]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""The types of tensors that are whole on the rank that has them."""
+
+_DTYPE_WORDS = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+
+
+def flatten(part: str, value: Any) -> tuple[Any, Tensors]:
+    """Return ``value`` as a JSON tree and the tensors that it names; nothing is copied.
+
+    Tensors that share their memory, shape and strides are named once, so tied weights are
+    written once and tied again by whoever loads them.
+
+    Args:
+        part: the part's name; every tensor's name begins with it and a slash.
+        value: nested dicts, lists, tensors, arrays and plain values.
+
+    Raises:
+        UnsavableState: a value of a type outside the list; names its path.
+    """
+    flattener = _Flattener()
+    return flattener.visit(value, part), flattener.tensors
+
+
+class _Flattener:
+    """Walks a value once, collecting tensors by name and by memory."""
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def visit(self, value: Any, path: str) -> Any:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        writer = _WRITERS.get(type(value))
+        if writer is not None:
+            return writer(self, value, path)
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, path)
+        if isinstance(value, np.generic):
+            return {"$numpy": [value.dtype.str, self._array(np.asarray(value), path)]}
+        raise UnsavableState(
+            f"`{path}` is a {type(value).__module__}.{type(value).__qualname__}, "
+            "which only pickle could save",
+            path=path,
+            hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
+        )
+
+    def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.visit(one, f"{path}/{escape(key)}") for key, one in value.items()}
+        return {"$dict": self.pairs(value, path)}
+
+    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        return [
+            [
+                self.visit(key, f"{path}/<key {key!r}>"),
+                self.visit(one, f"{path}/{escape(str(key))}"),
+            ]
+            for key, one in value.items()
+        ]
+
+    def sequence(self, value: Any, path: str) -> list[Any]:
+        return [self.visit(one, f"{path}/{index}") for index, one in enumerate(value)]
+
+    def tensor(self, value: torch.Tensor, path: str) -> Any:
+        local = _local(value, path)
+        if value.layout != torch.strided:
+            raise UnsavableState(
+                f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
+                "which has no plain bytes",
+                path=path,
+            )
+        if value.dtype not in DTYPE_NAMES or value.is_meta:
+            raise UnsavableState(f"`{path}` is a {value.dtype} tensor on {value.device}", path=path)
+        place = (local.untyped_storage().data_ptr(), local.storage_offset(), local.stride())
+        memory = (value.device, place, value.dtype, value.shape, value.stride())
+        # The storage of nothing has no address to know it by.
+        if value.numel() and place[0] and memory in self._names:
+            return {"$tensor": self._names[memory]}
+        name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
+        self.tensors[name] = value.detach()
+        self._names[memory] = name
+        return {"$tensor": name}
+
+    def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+        return {"$numpy": [value.dtype.str, self._array(value, path)]}
+
+    def _array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+        try:
+            plain = value.astype(value.dtype.newbyteorder("="), copy=False)
+            return self.visit(
+                torch.from_numpy(np.ascontiguousarray(plain).reshape(value.shape)), path
+            )
+        except TypeError as error:
+            raise UnsavableState(
+                f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes", path=path
+            ) from error
+
+
+def _local(value: torch.Tensor, path: str) -> torch.Tensor:
+    """Return the memory of a tensor that this rank holds.
+
+    Raises:
+        UnsavableState: no rank holds its values as plain bytes.
+    """
+    if type(value) in PLAIN:
+        return value
+    # Only sharded training pays for loading torch's part about it.
+    from resilient.state.placement import check_placements, is_sharded, local_memory
+
+    if not is_sharded(value):
+        raise UnsavableState(
+            f"`{path}` is a {type(value).__qualname__}, which has no plain bytes", path=path
+        )
+    check_placements(value, path)
+    return local_memory(value)
+
+
+def _set(flattener: _Flattener, value: set[Any] | frozenset[Any], path: str) -> Any:
+    # Sorted by their text, so that equal sets give equal bytes in every process.
+    return {"$" + type(value).__name__: flattener.sequence(sorted(value, key=repr), path)}
+
+
+_WRITERS: dict[type, Callable[[_Flattener, Any, str], Any]] = {
+    dict: _Flattener.mapping,
+    list: _Flattener.sequence,
+    tuple: lambda walk, value, path: {"$tuple": walk.sequence(value, path)},
+    OrderedDict: lambda walk, value, path: {"$odict": walk.pairs(value, path)},
+    Counter: lambda walk, value, path: {"$counter": walk.pairs(value, path)},
+    set: _set,
+    frozenset: _set,
+    bytes: lambda _, value, __: {"$bytes": base64.b64encode(value).decode()},
+    complex: lambda _, value, __: {"$complex": [repr(value.real), repr(value.imag)]},
+    torch.Tensor: _Flattener.tensor,
+    torch.nn.Parameter: _Flattener.tensor,
+    torch.nn.Buffer: _Flattener.tensor,
+    np.ndarray: _Flattener.array,
+    torch.Size: lambda _, value, __: {"$size": list(value)},
+    torch.dtype: lambda _, value, __: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda _, value, __: {"$device": str(value)},
+}
+
+
+def named_tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in nested dicts and lists by the path that :func:`flatten` gives it.
+
+    Tensors that share their memory are yielded under each of their paths.
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from named_tensors(one, f"{path}/{escape(str(key))}")
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from named_tensors(one, f"{path}/{index}")
+
+
+def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """Return the value that :func:`flatten` took apart.
+
+    Args:
+        tree: the JSON tree.
+        tensor: gives a tensor by name; each call may return the same object.
+
+    Raises:
+        IntegrityError: the tree has a tag that this release does not know.
+    """
+    if isinstance(tree, list):
+        return [unflatten(one, tensor) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree)) if len(tree) == 1 else ""
+    if not tag.startswith("$"):
+        return {key: unflatten(one, tensor) for key, one in tree.items()}
+    if tag == "$tensor":
+        return tensor(tree[tag])
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise IntegrityError(f"unknown tag `{tag}` in a checkpoint's state")
+    raw = tree[tag]
+    return reader(unflatten(raw, tensor) if isinstance(raw, list) else raw)
+
+
+def _read_dtype(raw: Any) -> torch.dtype:
+    if raw not in _DTYPE_WORDS:
+        raise IntegrityError(f"unknown dtype {raw!r} in a checkpoint's state")
+    return _DTYPE_WORDS[raw]
+
+
+def _read_numpy(raw: list[Any]) -> Any:
+    dtype, values = raw
+    array = values.numpy().astype(np.dtype(dtype), copy=True)
+    return array[()] if array.ndim == 0 else array
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": dict,
+    "$odict": OrderedDict,
+    "$counter": lambda raw: Counter(dict(raw)),
+    "$set": set,
+    "$frozenset": frozenset,
+    "$bytes": base64.b64decode,
+    "$complex": lambda raw: complex(float(raw[0]), float(raw[1])),
+    "$float": float,
+    "$numpy": _read_numpy,
+    "$size": torch.Size,
+    "$dtype": _read_dtype,
+    "$device": torch.device,
+}
+
+
+def escape(key: str) -> str:
+    """Escape a key as a JSON pointer does (RFC 6901), so that paths are unambiguous."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,82 @@
+"""One replica per rank, gradients averaged by torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+
+class FixedBuckets(DistributedDataParallel):
+    """DDP whose gradient buckets are laid out once, before the first step.
+
+    DDP lays its buckets out anew after the first step of a process, in the order in which
+    gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the
+    place in the bucket, so with three ranks or more the first step after a resume would differ in
+    the last bits from the same step of an unbroken run. Here the layout is the reverse of the
+    order of registration from the start, and final. ``tests/process/test_ddp.py`` proves it.
+    """
+
+    def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:
+        built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        parameters, expect_sparse = built
+        # The last layers' gradients are ready first, and buckets are reduced in order.
+        return list(reversed(parameters)), list(reversed(expect_sparse))
+
+    def fix_buckets(self) -> None:
+        """Use up the one chance that the reducer has to lay out its buckets anew."""
+        self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way
+        self.reducer._rebuild_buckets()  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class DdpStrategy:
+    """DDP over the default process group; replicas begin as rank 0's.
+
+    Attributes:
+        device: where this rank's replica is.
+        find_unused_parameters: see torch.
+        bucket_cap_mb: size of gradient buckets; None leaves it to torch.
+    """
+
+    device: torch.device
+    find_unused_parameters: bool = False
+    bucket_cap_mb: float | None = None
+    name: str = "ddp"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Wrap the model and give every rank the parameters and buffers of rank 0. Collective."""
+        wrapped = FixedBuckets(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            find_unused_parameters=self.find_unused_parameters,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
+        if not self.find_unused_parameters:  # otherwise DDP keeps its first layout
+            wrapped.fix_buckets()
+        return wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the module inside."""
+        return cast("nn.Module", model.module)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return DDP's context without reduction."""
+        return cast("DistributedDataParallel", model).no_sync()
+
+    def align(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
+
+        Running statistics differ between replicas after a step; without this a checkpoint
+        could hold one of another rank, and a resumed run would not equal an unbroken one.
+        """
+        for buffer in self.unwrap(model).buffers():
+            dist.broadcast(buffer, src=0)
