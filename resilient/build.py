@@ -1,0 +1,318 @@
+"""The composition root: what the user asked for becomes objects. Nothing else knows everyone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass, field, replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import resilient
+from resilient.agent.facts import RunEnded
+from resilient.agent.options import KeeperWishes, Patience, Wishes
+from resilient.agent.progress import Progress, ProgressLog
+from resilient.agent.stops import StopAsked, Stops
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, PeerFailed, Preempted, ResilientError
+from resilient.events import Emitter, console, json_lines
+from resilient.format.names import CHECKPOINTS, MANIFEST, CheckpointId, split_checkpoint_key
+from resilient.world.launch import told_repository
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from resilient.agent.agent import ResilientAgent
+    from resilient.storage.store import Store
+
+_LISTING_SECONDS_MAX = 15.0
+_STATIC_PORT = 29500
+_BOOTSTRAP = Path(__file__).parent / "agent" / "bootstrap.py"
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousOptions:
+    """Where and how the nodes meet; the names are torchrun's.
+
+    Attributes:
+        nnodes: ``N`` or ``MIN:MAX``.
+        backend: ``c10d``, ``static`` or another that torch knows.
+        endpoint: ``host:port``.
+        run_id: the same on every node, different for every job.
+        conf: ``key=value,key=value``.
+        standalone: one node that meets nobody.
+        node_rank: this node, for ``static``.
+        master_addr: first node, for ``static``.
+        master_port: its port, for ``static``.
+        local_addr: this node's address as the others see it.
+    """
+
+    nnodes: str = "1"
+    backend: str = "c10d"
+    endpoint: str = ""
+    run_id: str = ""
+    conf: str = ""
+    standalone: bool = False
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    local_addr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What `resilient train` was asked to do.
+
+    Attributes:
+        target: script, or module if ``is_module``.
+        arguments: the script's own, untouched.
+        is_module: whether ``target`` is a module's name.
+        nproc_per_node: workers of this host: a number, ``cpu``, ``gpu`` or ``auto``.
+        max_restarts: restarts after failures.
+        rendezvous: where the nodes meet.
+        patience: how long to wait for what.
+        wishes: what the workers are told.
+        host_bytes_max: memory of this host for staged bytes; 0 leaves it to the machine,
+            negative means no keeper.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    nproc_per_node: str = "1"
+    max_restarts: int = 3
+    rendezvous: RendezvousOptions = field(default_factory=RendezvousOptions)
+    patience: Patience = field(default_factory=Patience)
+    wishes: Wishes = field(default_factory=Wishes)
+    host_bytes_max: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Options with every default resolved.
+
+    Attributes:
+        command: what each worker runs.
+        nproc: workers of this host.
+        nodes_min: fewest nodes to train with.
+        nodes_max: most nodes.
+        backend: of the rendezvous.
+        endpoint: of the rendezvous.
+        run_id: of the job.
+        conf: of the rendezvous.
+        local_addr: this node's address; empty leaves it to torch.
+    """
+
+    command: tuple[str, ...]
+    nproc: int
+    nodes_min: int
+    nodes_max: int
+    backend: str
+    endpoint: str
+    run_id: str
+    conf: dict[str, Any]
+    local_addr: str
+
+
+def resolve(options: TrainOptions) -> Plan:
+    """Return the plan for ``options``; imports torch only to count processors or devices.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another.
+    """
+    met = options.rendezvous
+    nodes_min, nodes_max = _parse_nnodes(met.nnodes)
+    is_alone = met.standalone or (nodes_max == 1 and not met.endpoint and met.backend == "c10d")
+    if is_alone and nodes_max > 1:
+        raise ConfigError(
+            f"--standalone contradicts --nnodes {met.nnodes}",
+            hint="leave --standalone out and give --rdzv-endpoint HOST:PORT",
+        )
+    conf: dict[str, Any] = _parse_conf(met.conf)
+    if met.backend == "static":
+        conf["rank"] = met.node_rank
+    module = ("-m",) if options.is_module else ()
+    return Plan(
+        command=("-u", str(_BOOTSTRAP), *module, options.target, *options.arguments),
+        nproc=_count_workers(options.nproc_per_node),
+        nodes_min=nodes_min,
+        nodes_max=nodes_max,
+        backend="c10d" if is_alone else met.backend,
+        endpoint="localhost:0" if is_alone else _endpoint(met),
+        run_id=met.run_id or (uuid.uuid4().hex[:12] if is_alone else "none"),
+        conf={"timeout": 900, **conf},
+        # The host's own name may resolve to nothing inside a container.
+        local_addr=met.local_addr or ("127.0.0.1" if is_alone else ""),
+    )
+
+
+def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
+    """Return the agent of this host, connected to the rendezvous and ready to supervise.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another.
+        PeerFailed: the rendezvous cannot be reached.
+        StopAsked: ``stops`` heard an order meanwhile.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from resilient.agent.agent import ResilientAgent
+
+    plan = resolve(options)
+    clock = SystemClock()
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=plan.nproc,
+        entrypoint=sys.executable,
+        args=plan.command,
+        rdzv_handler=_connect_unless_stopped(plan, stops),
+        max_restarts=options.max_restarts,
+        monitor_interval=options.patience.interval_seconds,
+        local_addr=plan.local_addr or None,
+    )
+    alone = "127.0.0.1" if plan.nodes_max == 1 else ""
+    wishes = replace(
+        options.wishes,
+        keeper=KeeperWishes(options.host_bytes_max, alone),
+        notes=tempfile.mkdtemp(prefix="resilient-agent-"),
+    )
+    sinks = [console()]
+    if wishes.events:
+        sinks.append(json_lines(Path(wishes.events) / "agent.jsonl"))
+    emit = Emitter(clock, tuple(sinks), {"run": plan.run_id})
+
+    def ask() -> object:
+        url = wishes.repo or told_repository(wishes.notes)
+        return newest_committed(url, wishes.storage_options) if url else Progress.UNTOLD
+
+    return ResilientAgent(spec, wishes, options.patience, ProgressLog(ask), clock, emit)
+
+
+def supervise(options: TrainOptions) -> int:
+    """Run the job of this host to its end and return the exit code. Main thread only.
+
+    It listens before torch is imported: a stop in those seconds has nothing to lose, and the
+    same command begins as if it had not run. A wait for the rendezvous ends with it as well.
+
+    Raises:
+        ConfigError: an option is malformed or contradicts another.
+        PeerFailed: the rendezvous cannot be reached.
+    """
+    stops = Stops(SystemClock())
+    with stops.listening():
+        try:
+            agent = build_agent(options, stops)
+        except StopAsked:
+            reason = "stopped before anything was begun: the same command starts it"
+            Emitter(SystemClock(), (console(),), {})(RunEnded(Preempted.exit_code, reason))
+            return Preempted.exit_code
+        return agent.supervise(stops).code
+
+
+def newest_committed(url: str, storage_options: Mapping[str, Any] | None = None) -> object:
+    """Return the newest committed checkpoint under ``url``, None before the first.
+
+    Never raises and never takes long: a store that does not answer must not hold the agent.
+    """
+    found: list[object] = [Progress.UNKNOWN]
+
+    def ask() -> None:
+        try:
+            found[0] = find_newest(resilient.open_store(url, storage_options=storage_options))
+        except (ResilientError, OSError, ImportError):
+            found[0] = Progress.UNKNOWN
+
+    thread = threading.Thread(target=ask, name="list-checkpoints", daemon=True)
+    thread.start()
+    thread.join(_LISTING_SECONDS_MAX)
+    return found[0]
+
+
+def find_newest(store: Store) -> CheckpointId | None:
+    """Return the newest checkpoint whose manifest is in the store."""
+    keys = (split_checkpoint_key(entry.key) for entry in store.list(CHECKPOINTS))
+    return max((key[0] for key in keys if key and key[1] == MANIFEST), default=None)
+
+
+def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:
+    """Connect in a thread: torch's wait for a first node that is late hears no signal."""
+    # Its threads are daemons, so one that still waits does not hold the exit up.
+    pool = ThreadPool(1)
+    try:
+        with stops.interrupting():
+            return pool.apply_async(_connect_rendezvous, (plan,)).get()
+    finally:
+        pool.close()
+
+
+def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
+    # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    parameters = RendezvousParameters(
+        backend=plan.backend,
+        endpoint=plan.endpoint,
+        run_id=plan.run_id,
+        min_nodes=plan.nodes_min,
+        max_nodes=plan.nodes_max,
+        local_addr=plan.local_addr or None,
+        **plan.conf,
+    )
+    try:
+        return get_rendezvous_handler(parameters)
+    except RendezvousError as error:
+        raise PeerFailed(
+            f"cannot reach the rendezvous at `{plan.endpoint}`: {error}",
+            hint="check --rdzv-endpoint, and that the first node is up",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"cannot set up the rendezvous `{plan.backend}`: {error}") from error
+
+
+def _endpoint(met: RendezvousOptions) -> str:
+    if met.endpoint:
+        return met.endpoint
+    if met.backend == "static":
+        return f"{met.master_addr}:{met.master_port or _STATIC_PORT}"
+    raise ConfigError(
+        "several nodes need a place to meet",
+        hint="give --rdzv-endpoint HOST:PORT, the same on every node",
+    )
+
+
+def _parse_nnodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if low.isdecimal() and (high or low).isdecimal():
+        nodes_min, nodes_max = int(low), int(high or low)
+        if 0 < nodes_min <= nodes_max:
+            return nodes_min, nodes_max
+    raise ConfigError(f"--nnodes {text!r} is neither N nor MIN:MAX")
+
+
+def _parse_conf(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for name, equals, _ in pairs:
+        if not name.strip() or not equals:
+            raise ConfigError(f"--rdzv-conf {text!r} is not key=value,key=value")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _count_workers(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    if text not in ("cpu", "gpu", "auto"):
+        raise ConfigError(f"--nproc-per-node {text!r} is neither a number nor cpu, gpu or auto")
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        return int(determine_local_world_size(text))
+    except ValueError as error:
+        raise ConfigError(f"--nproc-per-node {text}: {error}") from error

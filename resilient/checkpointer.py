@@ -1,0 +1,279 @@
+"""The spine: resume, save, wait. The one object with a memory: it remembers the save in flight.
+
+::
+
+    capture -> stage -> | write -> agree -> commit -> rotate      (keeper process, or a thread)
+    training waits      | training goes on
+
+Saving and resuming use one agreement (:mod:`resilient.world.agreement`): everyone shows a value
+or a Failure, the coordinator rules, everyone obeys. It never uses the collective backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.format.extents import held_bytes
+from resilient.format.names import CheckpointId
+from resilient.state.capture import Part, capture
+from resilient.state.landing import Landing
+from resilient.state.load import absent_parts, load, stored_name
+from resilient.state.stage import Arena, stage
+from resilient.vault import catalog
+from resilient.vault.begin import begin
+from resilient.vault.choose import Choice, Wanted, choose
+from resilient.vault.describe import About, describe
+from resilient.vault.link import persister_for
+from resilient.vault.persist import Job
+from resilient.vault.read import Proved, read
+from resilient.world.agreement import Failure, agree, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from resilient.vault.desk import Desk
+    from resilient.vault.generations import Generation
+    from resilient.vault.persister import Persister
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a life goes on from.
+
+    Attributes:
+        checkpoint: the one that all ranks proved and loaded.
+        step: its step.
+        config: the configuration of the run that saved it.
+        world_size: how many ranks saved it.
+        absent: parts that were asked for and that it does not hold.
+    """
+
+    checkpoint: CheckpointId
+    step: int
+    config: Mapping[str, Any]
+    world_size: int
+    absent: tuple[str, ...]
+
+
+class Checkpointer:
+    """Resumes and saves the parts of one run at one repository.
+
+    Args:
+        desk: the repository, the ranks, the bounds. Its comms serve one thread at a time, so
+            give it a connection of its own.
+        persister: who writes and commits while training goes on; a thread by default.
+    """
+
+    def __init__(self, desk: Desk, persister: Persister | None = None) -> None:
+        self._desk = desk
+        self._persister = persister or persister_for(None, "", {})
+        self._arena = Arena(self._persister.buffer)
+        self._life: Generation | None = None
+        self._saves = 0
+        self._saved: set[CheckpointId] = set()
+        self._pending: CheckpointId | None = None
+        self._loads = 0
+
+    @property
+    def generation(self) -> int:
+        """This life's number, 0 before ``resume``."""
+        return self._life.number if self._life else 0
+
+    def resume(
+        self, parts: Mapping[str, Part], *, ref: str = "auto", cause: str = "start"
+    ) -> Resumed | None:
+        """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
+
+        Starting is resuming: with nothing committed the parts stay as they are.
+
+        Collective: every rank, once, before the first save.
+        Crash: the claimed number is used up; nothing else changed in the store.
+
+        Args:
+            parts: what to load into; loaded in this order.
+            ref: ``auto``, ``never``, or a reference to one checkpoint.
+            cause: why this life begins, one word.
+
+        Returns:
+            What was loaded, or None for a start from scratch.
+
+        Raises:
+            NoIntactCheckpoint: something was committed and nothing of it can be read whole.
+            IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            NotExclusive: the store cannot fence and the user did not promise to be alone.
+            StoreError: the store failed.
+        """
+        began_seconds = self._desk.clock.monotonic_seconds()
+        rank, landing = self._desk.world.rank, Landing(parts)
+        names = {stored_name(name, part, rank) for name, part in parts.items()}
+        choice = choose(
+            self._persister.open(self._desk),
+            self._desk.comms,
+            ref,
+            Wanted(names, landing.boxes),
+            self._desk.limits.within_seconds,
+        )
+        absent = self._load(choice, parts, landing)
+        self._life = begin(self._desk, choice, cause)
+        self._desk = self._desk.within(self._life)
+        if choice.proved is None:
+            return None
+        manifest = choice.proved.manifest
+        took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
+        size_bytes = held_bytes(choice.proved.files)
+        step = manifest.checkpoint.step
+        self._desk.tell(
+            events.CheckpointRestored(manifest.checkpoint.folder, step, size_bytes, took_seconds)
+        )
+        size = int(manifest.world["size"])
+        return Resumed(manifest.checkpoint, step, manifest.config, size, absent)
+
+    def _load(self, choice: Choice, parts: Mapping[str, Part], landing: Landing) -> tuple[str, ...]:
+        """Load on every rank, and go on only if it worked on all."""
+        proved = choice.proved
+        if proved is None:
+            return ()
+        rank = self._desk.world.rank
+
+        def work() -> list[str]:
+            absent = absent_parts(proved.manifest, parts, rank)
+            load(proved.manifest, proved.files, parts, rank, landing)
+            return list(absent)
+
+        mine = attempt(work)
+        self._agree("resume/load", mine)
+        return tuple(mine if isinstance(mine, list) else ())
+
+    def save(
+        self,
+        step: int,
+        parts: Mapping[str, Part],
+        about: About,
+        *,
+        keep: Collection[CheckpointId] = (),
+    ) -> CheckpointId:
+        """Copy the state to host memory and persist it in the background.
+
+        First waits for the save in flight, so there is at most one. When this returns the live
+        state may change, and with a keeper the checkpoint lands even if every trainer dies.
+
+        Collective: every rank, same step, after ``resume``.
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
+        not exist and older ones are untouched.
+
+        Args:
+            step: names the checkpoint together with this life's number.
+            parts: what to save.
+            about: what the manifest says besides.
+            keep: checkpoints that rotation must not delete; the manifest names them.
+
+        Returns:
+            The checkpoint that will exist once it is committed.
+
+        Raises:
+            SaveFailed: the save before this one failed; this one did not begin.
+            ConfigError: this life has saved this step already.
+            UnsavableState: a value that only pickle could save.
+            Fenced: a newer life began.
+        """
+        assert self._life is not None, "resume() comes before save()"  # noqa: S101
+        began_seconds = self._desk.clock.monotonic_seconds()
+        self.wait()
+        checkpoint = CheckpointId(self._life.number, step)
+        if checkpoint in self._saved:
+            raise ConfigError(
+                f"step {step} is saved already as {checkpoint}, and a step is saved once in a life",
+                hint="count the step up before you save again, or leave this save out",
+            )
+        self._saves += 1
+        topic, world = f"save/{self._saves}", self._desk.world
+        self._persister.begin(topic)
+        staged = stage(capture(step, parts, world.rank), world, self._arena)
+        job = Job(
+            about=describe(self._desk, self._life, step, about, keep),
+            files=staged.files,
+            parts=staged.parts,
+            keep=tuple(keep),
+            is_first=not self._saved,
+            topic=topic,
+            began_seconds=began_seconds,
+            stall_seconds=self._desk.clock.monotonic_seconds() - began_seconds,
+        )
+        self._pending = checkpoint
+        self._persister.submit(self._desk, job)
+        return checkpoint
+
+    def wait(self) -> None:
+        """Wait until the save in flight is durable.
+
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: it could not be made durable; older ones are intact.
+            Fenced: a newer life began, so nothing was committed.
+        """
+        pending, self._pending = self._pending, None
+        self._persister.wait()
+        if pending is not None:
+            self._saved.add(pending)
+
+    def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
+        """Load one part from a committed checkpoint, for example the best model.
+
+        All ranks load it or none: what one of them cannot read is raised on all, before any
+        part changed.
+
+        Collective: every rank, same checkpoint and part.
+        Crash: only this process's memory changed.
+
+        Raises:
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no such part, or another shape.
+            SaveFailed: the save in flight failed; nothing was loaded.
+        """
+        self.wait()
+        self._loads += 1
+        topic, rank = f"load/{self._loads}", self._desk.world.rank
+        stored = stored_name(name, part, rank)
+
+        landing = Landing({name: part})
+
+        def prove() -> Proved:
+            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes)
+            if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
+                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
+            return proved
+
+        proved: Any = attempt(prove)
+        self._agree(f"{topic}/read", proved)
+        mine = attempt(lambda: load(proved.manifest, proved.files, {name: part}, rank, landing))
+        self._agree(topic, mine)
+
+    def _agree(self, topic: str, mine: Any) -> None:
+        """Go on only if no rank failed."""
+        shown = mine if isinstance(mine, Failure) else None
+        agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
+
+    def committed(self) -> list[CheckpointId]:
+        """Return every committed checkpoint, newest first, asked of the store.
+
+        Crash: reads only.
+        """
+        return catalog.committed(self._desk.store)
+
+    def close(self) -> None:
+        """Wait for the save in flight and let go of whoever persisted.
+
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: the save in flight failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._persister.close()

@@ -1,0 +1,84 @@
+"""From a URL to a Checkpointer: the composition root of a loop of one's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.checkpointer import Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError
+from resilient.storage.open import open_store
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.link import persister_for
+from resilient.vault.retention import Retention
+from resilient.world.comms import Comms
+from resilient.world.launch import read_storage_options
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.vault.link import KeeperAddress
+    from resilient.world.board import Board
+
+
+def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
+    url: str,
+    world: World | None = None,
+    board: Board | None = None,
+    emit: events.Emitter | None = None,
+    *,
+    scope: str = "0",
+    keep_last: int | None = None,
+    retention: Retention | None = None,
+    within_seconds: float = 600.0,
+    single_writer: bool = False,
+    keeper: KeeperAddress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Checkpointer:
+    """Return a checkpointer for the repository at ``url``.
+
+    Crash: nothing was stored.
+
+    Args:
+        url: where checkpoints live; a path or any fsspec URL.
+        world: who this rank is; alone by default.
+        board: where ranks meet; the checkpointer opens a connection of its own. Several ranks
+            need one.
+        emit: where events go; to stderr by default.
+        scope: new for every life and every checkpointer on the same board, and the same on all
+            ranks; what an earlier one left on the board is not mistaken for an answer.
+        keep_last: how many checkpoints to keep; None keeps all.
+        retention: the same and more, in place of ``keep_last``.
+        within_seconds: how long one phase of a save or resume may take.
+        single_writer: the user promises that no other job writes there.
+        keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
+        storage_options: endpoint, credentials and the like, as
+            :func:`resilient.storage.open.open_store` takes them; by default those of
+            ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
+
+    Raises:
+        ConfigError: the URL names no kind of storage that is installed, or several ranks have
+            no board.
+    """
+    world, clock = world or World(), SystemClock()
+    if board is None and world.size > 1:
+        raise ConfigError(f"{world.size} ranks need a board to agree on checkpoints")
+    if url.startswith("memory:") and world.size > 1:
+        raise ConfigError(
+            f"`{url}` is the memory of one process, and {world.size} ranks would each save to "
+            "their own",
+            hint="use a folder or a bucket that all ranks reach",
+        )
+    comms = Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}")
+    if retention is not None and keep_last is not None:
+        raise ConfigError("`keep_last` and `retention` say the same: use one of them")
+    limits = Limits(retention or Retention(keep_last), within_seconds, single_writer)
+    told = emit or events.Emitter(clock, (events.console(),))
+    # A loop of the user's own has no other place that could ask for them.
+    options = read_storage_options(os.environ) if storage_options is None else storage_options
+    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told)
+    return Checkpointer(desk, persister_for(keeper, url, options))

@@ -1,0 +1,1 @@
+"""Host bytes to committed checkpoints and back: the storage side."""

@@ -1,0 +1,76 @@
+"""Where the vault's work is done: the repository, the ranks, the bounds, the time, the listener."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.vault.retention import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+    from resilient.events import Emitter, Event
+    from resilient.storage.store import Store
+    from resilient.vault.generations import Generation
+    from resilient.world.comms import Comms
+    from resilient.world.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one run at its repository.
+
+    Attributes:
+        retention: which checkpoints stay.
+        within_seconds: how long one phase of a save or one candidate of a resume may take.
+        single_writer: the user promises to be the only job, so a store without exclusive
+            create may be used.
+    """
+
+    retention: Retention = field(default_factory=Retention)
+    within_seconds: float = 600.0
+    single_writer: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Limits:
+        """Return the limits that ``to_json`` described."""
+        return Limits(**{**value, "retention": Retention.from_json(value["retention"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every collective act of the vault needs.
+
+    Attributes:
+        store: the repository.
+        comms: the ranks; used by one thread at a time.
+        limits: the bounds.
+        clock: time.
+        emit: where events go.
+    """
+
+    store: Store
+    comms: Comms
+    limits: Limits
+    clock: Clock
+    emit: Emitter
+
+    @property
+    def world(self) -> World:
+        """Who this rank is."""
+        return self.comms.world
+
+    def tell(self, event: Event) -> None:
+        """Emit a fact of the whole gang once, from the coordinator."""
+        if self.world.is_coordinator:
+            self.emit(event)
+
+    def within(self, life: Generation) -> Desk:
+        """Return a desk whose events name the run and its life."""
+        return replace(self, emit=self.emit.bind(run=life.run_id, generation=life.number))

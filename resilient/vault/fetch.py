@@ -1,0 +1,42 @@
+"""From a key to proved bytes: what does not fit is asked for once more before it is damage.
+
+A bit that flips on the way is not a bit that flipped at rest. TCP's checksum misses some, most
+clients of S3 check no digest of what they read, and the stored object is whole; calling that
+damage would cost a checkpoint. So the reader's own digest decides, and a mismatch is read again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from resilient.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.storage.store import Store
+
+Result = TypeVar("Result")
+
+
+def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
+    """Return what ``prove`` makes of an object.
+
+    Crash: reads only.
+
+    Args:
+        store: where it is.
+        key: its key.
+        prove: returns a value, or raises IntegrityError.
+
+    Raises:
+        IntegrityError: it does not fit, twice.
+        KeyNotFound: no such object.
+        StoreError: the store failed.
+    """
+    try:
+        return prove(store.get(key))
+    except IntegrityError:
+        # Left before the second reading: the error's frames hold the bytes of the first.
+        pass
+    return prove(store.get(key))

@@ -1,0 +1,152 @@
+"""Host bytes to a committed checkpoint, together: write, agree, commit, rotate.
+
+Runs beside training, in a thread or a process; it holds no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.errors import (
+    DeadlineExceeded,
+    Fenced,
+    IntegrityError,
+    ResilientError,
+    SaveFailed,
+    StoreUnavailable,
+)
+from resilient.format.manifest import Manifest, PartEntry, Receipt
+from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.generations import mark_committed
+from resilient.vault.rotate import discard, rotate
+from resilient.vault.space import require_space
+from resilient.vault.write import write
+from resilient.world.agreement import Failure, agree, attempt
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+    from resilient.format.shard import HostFile
+    from resilient.vault.desk import Desk
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One save between staging and commit, as one rank sees it.
+
+    Attributes:
+        about: a manifest with what the run says of itself and no files.
+        files: this rank's files in host memory.
+        parts: the parts whose documents are among them.
+        keep: checkpoints that rotation must not delete.
+        is_first: whether this life has committed nothing yet.
+        topic: names the agreement; the same on every rank and never used before.
+        began_seconds: monotonic time when ``save`` was called.
+        stall_seconds: how long training waited.
+    """
+
+    about: Manifest
+    files: tuple[HostFile, ...]
+    parts: tuple[PartEntry, ...]
+    keep: tuple[CheckpointId, ...]
+    is_first: bool
+    topic: str
+    began_seconds: float
+    stall_seconds: float
+
+
+def persist(desk: Desk, job: Job) -> Receipt:
+    """See that there is room, write this rank's files, agree; the coordinator commits and rotates.
+
+    Collective: every rank, same topic.
+    Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
+    exist and older ones are untouched.
+
+    Returns:
+        What this rank stored of the checkpoint, which is committed.
+
+    Raises:
+        SaveFailed: it was not committed; older ones are intact.
+        Fenced: a newer life began; nothing was committed.
+    """
+    checkpoint = job.about.checkpoint
+    try:
+        require_space(desk, checkpoint, sum(len(file.data) for file in job.files), job.topic)
+        mine = attempt(lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts))
+        size_bytes = agree(
+            desk.comms,
+            job.topic,
+            _shown(checkpoint, mine),
+            lambda shown: _commit(desk, job, shown),
+            desk.limits.within_seconds,
+        )
+    except Fenced:
+        raise
+    except ResilientError as error:
+        _abort(desk, checkpoint, error)
+        raise SaveFailed(
+            f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
+            hint=error.hint or "mend the cause and run the same command again",
+        ) from error
+    # Committed: from here on nothing may make a failure of it.
+    took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
+    desk.tell(
+        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds, took_seconds)
+    )
+    if desk.world.is_coordinator:
+        _tidy(desk, job)
+    assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
+    return mine
+
+
+def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+    if isinstance(mine, Failure):
+        return mine
+    return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
+
+
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
+    """Rule over the receipts: the manifest is put here, by the coordinator alone."""
+    folders = sorted({str(one["checkpoint"]) for one in shown})
+    if folders != [job.about.checkpoint.folder]:
+        raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
+    receipts = [Receipt.from_json(one["receipt"]) for one in shown]
+    manifest = gather_receipts(job.about, receipts)
+    commit(desk.store, manifest)
+    return manifest.size_bytes
+
+
+def _tidy(desk: Desk, job: Job) -> None:
+    """Mark the life's first commit and let old checkpoints go; a failure here is only an event."""
+    checkpoint = job.about.checkpoint
+    try:
+        if job.is_first:
+            mark_committed(desk.store, checkpoint.generation)
+        plan = rotate(
+            desk.store,
+            desk.limits.retention,
+            checkpoint.generation,
+            job.keep,
+            written=checkpoint,
+        )
+    except ResilientError as error:
+        desk.tell(events.RotationFailed(checkpoint.folder, error.message))
+        return
+    if plan.kept:
+        kept = {one.folder: list(reasons) for one, reasons in plan.kept.items()}
+        desk.tell(events.RotationPlanned(checkpoint.folder, kept))
+    for one, reason in plan.damaged.items():
+        desk.tell(events.BestDamaged(one.folder, reason))
+    if plan.held:
+        desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
+    for one in plan.doomed:
+        desk.tell(events.CheckpointRotated(one.folder))
+
+
+def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:
+    """Say what failed, and free the space where that cannot hurt a commit in doubt."""
+    desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
+    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)
+    if desk.world.is_coordinator and not in_doubt:
+        attempt(lambda: discard(desk.store, checkpoint))

@@ -1,0 +1,166 @@
+"""Which checkpoints stay: policies as data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from resilient.errors import ConfigError
+
+Trust = Literal["written", "quick", "full"]
+
+_TRUSTS = ("written", "quick", "full")
+_NUMBERS = ("keep_last", "keep_every", "keep_hourly", "keep_daily")
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """Keep the best checkpoints by one metric.
+
+    Attributes:
+        metric: its name in the manifest; ``loss`` finds ``eval_loss`` too.
+        count: how many stay.
+        greater_is_better: None: unless the name ends in ``loss``, as Transformers decides.
+
+    Raises:
+        ConfigError: the metric has no name, or ``count`` is no whole number of at least 1.
+    """
+
+    metric: str
+    count: int = 1
+    greater_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ConfigError("`keep_best` names no metric", hint="use for example loss:3")
+        require_count("keep_best", self.count)
+
+    @property
+    def rises(self) -> bool:
+        """Whether a greater value is a better one."""
+        if self.greater_is_better is None:
+            return not self.metric.endswith("loss")
+        return self.greater_is_better
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the metric's value, None where it was not measured."""
+        return metrics.get(self.metric, metrics.get(f"eval_{self.metric}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What stays; without any policy, everything.
+
+    Attributes:
+        keep_last: the newest ones, at least 1.
+        keep_best: the best by each of these metrics.
+        keep_every: all whose step is a multiple of this.
+        keep_hourly: the newest of each of this many calendar hours (UTC) that have one.
+        keep_daily: the same for days.
+        keep_tags: tags that are wanted by name. A tagged checkpoint always stays; this makes a
+            policy of it.
+        verify_before_rotate: how the newest is looked at before anything goes: ``written``
+            trusts a commit that this process has just made with all receipts, ``quick`` holds
+            files and sizes against the manifest, ``full`` reads every byte, of the best too.
+
+    Raises:
+        ConfigError: a number is below 1, or no whole number.
+    """
+
+    keep_last: int | None = None
+    keep_best: tuple[BestOf, ...] = ()
+    keep_every: int | None = None
+    keep_hourly: int | None = None
+    keep_daily: int | None = None
+    keep_tags: tuple[str, ...] = ()
+    verify_before_rotate: Trust = "written"
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                require_count(name, value)
+        if self.verify_before_rotate not in _TRUSTS:
+            raise ConfigError(
+                f"`verify_before_rotate`={self.verify_before_rotate!r} is not accepted: "
+                f"use one of {', '.join(_TRUSTS)}"
+            )
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Retention:
+        """Return the policies that ``dataclasses.asdict`` took apart."""
+        best = tuple(BestOf(**one) for one in value["keep_best"])
+        return Retention(**{**value, "keep_best": best, "keep_tags": tuple(value["keep_tags"])})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for, so that everything stays."""
+        numbers = any(getattr(self, name) is not None for name in _NUMBERS)
+        return not (numbers or self.keep_best or self.keep_tags)
+
+    @property
+    def needs_contents(self) -> bool:
+        """Whether a policy asks for more than names and order, so that manifests are read."""
+        return bool(self.keep_best or self.keep_hourly or self.keep_daily)
+
+
+def require_count(name: str, value: object) -> None:
+    """Refuse what is no whole number of at least 1.
+
+    Raises:
+        ConfigError: so it is; 0 would delete everything.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"`{name}`={value!r} is not accepted: keep at least 1, or leave it out to keep all"
+        )
+
+
+def parse_best(text: str) -> BestOf:
+    """Return what ``loss``, ``loss:3`` or ``accuracy:3:max`` asks for.
+
+    Raises:
+        ConfigError: it is not so spelt.
+    """
+    metric, _, rest = text.partition(":")
+    count, _, way = rest.partition(":")
+    if (count and not count.isdecimal()) or way not in ("", "min", "max"):
+        raise ConfigError(f"{text!r} is not METRIC, METRIC:COUNT or METRIC:COUNT:min|max")
+    return BestOf(metric, int(count or 1), {"max": True, "min": False}.get(way))
+
+
+def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> Retention:
+    """Return the retention that a configuration spells.
+
+    Args:
+        wishes: fields of :class:`Retention` by name; ``keep_best`` is a text as ``parse_best``
+            takes it, a mapping of the fields of :class:`BestOf`, or a list of those.
+        keep_last: said elsewhere, by ``save_total_limit``.
+
+    Raises:
+        ConfigError: an unknown name, or a value that is not accepted.
+    """
+    known = [one.name for one in fields(Retention)]
+    for name in wishes:
+        if name not in known:
+            raise ConfigError(f"retention knows no `{name}`: use one of {', '.join(known)}")
+    if keep_last is not None and wishes.get("keep_last") is not None:
+        raise ConfigError("`save_total_limit` and `keep_last` say the same: use one of them")
+    best = wishes.get("keep_best") or ()
+    several = [best] if isinstance(best, str | Mapping) else best
+    tags = wishes.get("keep_tags") or ()
+    given = {**wishes, "keep_best": tuple(map(_parse_wish, several))}
+    given["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
+    if keep_last is not None:
+        given["keep_last"] = keep_last
+    return Retention(**given)
+
+
+def _parse_wish(wish: str | Mapping[str, Any]) -> BestOf:
+    if isinstance(wish, str):
+        return parse_best(wish)
+    try:
+        return BestOf(**wish)
+    except TypeError as error:
+        raise ConfigError(f"`keep_best`={wish!r} is not accepted: {error}") from error

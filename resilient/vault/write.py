@@ -1,0 +1,59 @@
+"""Put one rank's files into the store, and prove what was put."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from resilient.format.digest import digest_bytes, digest_file
+from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.format.names import CheckpointId
+    from resilient.format.shard import HostFile
+    from resilient.storage.store import Store
+
+
+def write(
+    store: Store,
+    checkpoint: CheckpointId,
+    rank: int,
+    files: Sequence[HostFile],
+    parts: Sequence[PartEntry] = (),
+) -> Receipt:
+    """Store ``files`` under the checkpoint's folder and return the receipt.
+
+    The names hold the rank and the folder holds the generation, so no other process writes them.
+
+    Crash: some files may be there; without a manifest the checkpoint does not exist.
+
+    Args:
+        store: where to.
+        checkpoint: whose folder.
+        rank: who writes; recorded with each file.
+        files: host memory that nobody changes meanwhile.
+        parts: the parts whose documents are among ``files``.
+
+    Raises:
+        StoreError: a file could not be stored; the checkpoint will not be committed.
+    """
+    entries = tuple(_write_file(store, checkpoint, rank, file) for file in files)
+    tensors = tuple(_prove(tensor, file.data) for file in files for tensor in file.tensors)
+    return Receipt(rank, entries, tensors, tuple(parts))
+
+
+def _write_file(store: Store, checkpoint: CheckpointId, rank: int, file: HostFile) -> FileEntry:
+    proof = digest_file(file.data)
+    store.put(checkpoint.key(file.name), file.data)
+    return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank)
+
+
+def _prove(tensor: TensorEntry, data: bytes | memoryview) -> TensorEntry:
+    """Return the entry with the digest of each region's own bytes."""
+    regions = tuple(
+        replace(one, digest=digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]))
+        for one in tensor.regions
+    )
+    return replace(tensor, regions=regions)
