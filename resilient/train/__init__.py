@@ -1,0 +1,1 @@
+"""The trainer, with the names the field already knows."""

@@ -1,0 +1,186 @@
+"""Put a run together, then restore it: everything exists before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from resilient.errors import ConfigError
+from resilient.state.capture import Part
+from resilient.state.optimizer import NamedOptimizer
+from resilient.state.rng import RandomState
+from resilient.train import plan, schedulers
+from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
+from resilient.train.meters import Meters
+from resilient.train.run import Run, about_run
+from resilient.train.saving import Best, Saver
+from resilient.train.session import place_of, say_farewell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from resilient.state.capture import Stateful
+    from resilient.train.callbacks import CallbackHandler
+    from resilient.train.data import Deal
+    from resilient.train.hooks import TrainerHooks
+    from resilient.train.session import Session
+    from resilient.train.state import TrainerState
+
+
+# The parts of ours, in the order in which they are loaded.
+RESERVED = (
+    *("model", "optimizer", "scheduler", "scaler"),
+    *("trainer_state", "data", "callbacks", "meters", "best", "rng_state"),
+)
+
+
+def assemble(
+    hooks: TrainerHooks,
+    state: TrainerState,
+    callbacks: CallbackHandler,
+    registered: Mapping[str, Part],
+) -> Run:
+    """Return a run at its very beginning. Collective.
+
+    Raises:
+        ConfigError: the arguments do not fit the model or the data.
+    """
+    args, session = hooks.args, hooks.session
+    cursor, deal = _place_in_data(hooks)
+    strategy, topic = session.strategy(), session.next_topic()
+    model = strategy.prepare(hooks.model)
+    state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
+    optimizer = hooks.create_optimizer()
+    scheduler = schedulers.require_stepwise(hooks.create_scheduler(state.max_steps, optimizer))
+    meters, best = Meters(session.device, session.world.size), Best()
+    parts = {
+        **_learned(hooks, optimizer, scheduler),
+        "trainer_state": Part(state, document="trainer_state.json"),
+        "data": Part(cursor),
+        "callbacks": Part(callbacks),
+        "meters": Part(meters, scope="rank"),
+        "best": Part(best),
+        **registered,
+        # Last, so that nothing that is loaded can draw from the restored streams.
+        "rng_state": Part(RandomState(), scope="rank"),
+    }
+    saver = Saver(
+        session.checkpointer(session.emit, topic),
+        parts,
+        about=partial(about_run, args, cursor, deal, strategy.name),
+        best=best,
+        state=state,
+        args=args,
+        emit=session.emit,
+    )
+    return Run(
+        strategy=strategy,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=hooks.get_train_dataloader(),
+        cursor=cursor,
+        deal=deal,
+        meters=meters,
+        saver=saver,
+        gate=session.stop_gate(topic),
+        accumulation=args.gradient_accumulation_steps,
+        farewell=partial(say_farewell, session.gang, topic),
+    )
+
+
+def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
+    """Return the start of the data and how it is cut, and give the hooks a sampler on them."""
+    size = require_map_style(hooks.train_dataset, "train_dataset")
+    if hooks.args.eval_strategy != "no" and not isinstance(hooks.eval_dataset, dict):
+        # Now, not at the first evaluation, hours from now.
+        require_map_style(hooks.eval_dataset, "eval_dataset")
+    world = hooks.session.world
+    cursor, deal = Cursor(size, hooks.args.order_seed), deal_for(hooks.args, world, size)
+    hooks.train_sampler = ResumableSampler(cursor, deal, world.rank)
+    return cursor, deal
+
+
+def _learned(hooks: TrainerHooks, optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Part]:
+    """Return the parts that torch makes."""
+    scaler = hooks.precision.scaler
+    return {
+        "model": Part(hooks.model),
+        "optimizer": Part(NamedOptimizer(hooks.model, optimizer)),
+        "scheduler": _part(scheduler),
+        **({"scaler": _part(scaler)} if scaler else {}),
+    }
+
+
+def restore(
+    run: Run,
+    hooks: TrainerHooks,
+    state: TrainerState,
+    callbacks: CallbackHandler,
+    *,
+    wanted: str | bool | None,
+) -> None:
+    """Load where the last life got to, and plan the rest of the run from there. Collective."""
+    session = hooks.session
+    run.saver.resume(_reference(session, wanted=wanted), session.gang.launch.cause)
+    planned = plan.planned_steps(hooks.args, run.deal, run.cursor, state.global_step)
+    # A run that had no step left is not finished when it is given more; one that a callback
+    # ended stays ended.
+    control = callbacks.control
+    if control.should_training_stop and state.global_step >= state.max_steps:
+        control.should_training_stop = False
+    if planned != state.max_steps and hooks.makes_scheduler:
+        old, hooks.lr_scheduler = run.scheduler, None
+        run.scheduler = hooks.create_scheduler(planned, run.optimizer)
+        schedulers.carry_over(old, run.scheduler, run.optimizer)
+        run.saver.parts["scheduler"] = _part(run.scheduler)
+    callbacks.context |= {
+        "optimizer": run.optimizer,
+        "lr_scheduler": run.scheduler,
+        "train_dataloader": run.loader,
+    }
+    state.max_steps = planned
+    state.num_train_epochs = plan.planned_epochs(hooks.args, run.deal)
+    state.train_batch_size = run.deal.batch
+    state.compute_steps(hooks.args, planned)
+
+
+def _part(stateful: Any) -> Part:
+    """Return a part of an object of torch whose two methods are typed for plain dicts."""
+    return Part(cast("Stateful", stateful))
+
+
+def _reference(session: Session, *, wanted: str | bool | None) -> str:
+    """Return which checkpoint to take.
+
+    The script's word counts when a person started it; a launcher that starts it again wants it
+    to go on, not to fall back to the same place in every life.
+    """
+    launch = session.gang.launch
+    if wanted is None or wanted is True or launch.cause != "start":
+        return launch.resume
+    if wanted is False:
+        return "never"
+    path = os.fspath(wanted)
+    here = place_of(session.repository)
+    return launch.resume if place_of(path) == here else _name_at(path, session.repository)
+
+
+def _name_at(path: str, repository: str) -> str:
+    """Return the checkpoint's name in ``path``, or in a bare name.
+
+    Raises:
+        ConfigError: the path leads elsewhere, where a checkpoint of that name is another one.
+    """
+    folder, slash, name = path.rstrip("/").rpartition("/")
+    if slash and place_of(folder or "/") != place_of(repository):
+        raise ConfigError(
+            f"cannot resume from `{path}`: it is not in the repository `{repository}`; name a "
+            f"checkpoint of that, or set `repo` of TrainingArguments to `{folder}`",
+            hint=f"resilient ckpt ls {repository}",
+        )
+    return name

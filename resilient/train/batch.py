@@ -1,0 +1,107 @@
+"""A batch on its way through a model: to the device, forward, and what comes out (pure but torch).
+
+A batch is a mapping (given by name), a tuple (given by position) or one tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return ``value`` with every tensor in it on ``device``."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: to_device(one, device) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(to_device(one, device) for one in value)
+    return value
+
+
+def forward(model: nn.Module, inputs: Any) -> Any:
+    """Call ``model`` on a batch."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (list, tuple)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
+    """Return what of a batch a model's forward takes by name, and the names of the rest.
+
+    Only a mapping has names; a forward with ``**kwargs`` takes all.
+    """
+    if not isinstance(inputs, Mapping):
+        return inputs, ()
+    taken = inspect.signature(model.forward).parameters
+    unused = tuple(name for name in inputs if name not in taken)
+    if not unused or any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        return inputs, ()
+    return {name: value for name, value in inputs.items() if name in taken}, unused
+
+
+def find_loss(outputs: Any) -> torch.Tensor | None:
+    """Return the loss in what a model returned: ``loss`` by name, or the first item."""
+    if isinstance(outputs, Mapping):
+        return cast("torch.Tensor | None", outputs.get("loss"))
+    if isinstance(outputs, (list, tuple)):
+        return cast("torch.Tensor | None", outputs[0] if outputs else None)
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    return cast("torch.Tensor | None", getattr(outputs, "loss", None))
+
+
+def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
+    """Return the loss of ``outputs``.
+
+    Raises:
+        ConfigError: there is none, or it is not a scalar.
+    """
+    loss = find_loss(outputs)
+    if loss is None or loss.dim() != 0:
+        found = "none" if loss is None else f"a tensor of shape {tuple(loss.shape)}"
+        raise ConfigError(
+            f"model `{type(model).__name__}` returned no scalar loss ({found}): return it first "
+            "or as `loss`, give labels, or override `compute_loss`"
+        )
+    return loss
+
+
+def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
+    """Return what a model predicted: its outputs without the loss, alone if it is one.
+
+    None when there is nothing but a loss.
+    """
+    if isinstance(outputs, Mapping):
+        kept = tuple(
+            value for name, value in outputs.items() if name != "loss" and name not in ignore_keys
+        )
+    elif isinstance(outputs, (list, tuple)):
+        kept = tuple(outputs[1:])
+    elif isinstance(outputs, torch.Tensor):
+        return outputs if outputs.dim() else None
+    else:
+        return None
+    if len(kept) == 1:
+        return kept[0]
+    return kept or None
+
+
+def find_labels(inputs: Any) -> Any:
+    """Return the labels of a batch: ``labels`` of a mapping, the last item of a tuple."""
+    if isinstance(inputs, Mapping):
+        return inputs.get("labels")
+    if isinstance(inputs, (list, tuple)) and len(inputs) > 1:
+        return inputs[-1]
+    return None

@@ -1,0 +1,338 @@
+"""Callbacks: the dozen events the field knows, called in the order given, and the built-in ones.
+
+Order of events::
+
+    on_init_end
+    on_train_begin
+      on_epoch_begin
+        on_step_begin  (on_substep_end)*  on_pre_optimizer_step  on_optimizer_step  on_step_end
+          on_log   (on_prediction_step)* on_log on_evaluate   on_save
+      on_epoch_end
+    on_train_end
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from resilient.errors import ConfigError
+from resilient.train.state import TrainerControl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.state import TrainerState
+
+EVENTS = (
+    "on_init_end",
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_step_begin",
+    "on_substep_end",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+    "on_prediction_step",
+    "on_evaluate",
+    "on_predict",
+    "on_save",
+    "on_log",
+)
+
+
+class TrainerCallback:
+    """Hears what the trainer does; may set flags of ``control``.
+
+    Every method takes ``(args, state, control, **kwargs)``; kwargs hold ``model``, ``optimizer``,
+    ``lr_scheduler``, ``train_dataloader``, ``eval_dataloader``, and ``logs`` or ``metrics`` where
+    there are any. A callback with ``state_dict`` and ``load_state_dict`` is saved and restored.
+    """
+
+    def on_init_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that the trainer was made."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that training begins, after the state was restored."""
+
+    def on_train_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that training ended."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that an epoch begins, or goes on after a resume."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that an epoch ended."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that an optimizer step begins."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that a micro-batch ended that does not end its step."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that gradients are clipped and about to be used."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that the optimizer stepped and gradients are about to be dropped."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that an optimizer step ended."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that a batch of evaluation ended."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear the ``metrics`` of an evaluation."""
+
+    def on_predict(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear the ``metrics`` of a prediction."""
+
+    def on_save(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear that a checkpoint was captured; it becomes durable in the background."""
+
+    def on_log(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
+        """Hear the ``logs`` that were added to the history."""
+
+
+class CallbackHandler:
+    """Calls callbacks in the order given, and only those that listen to an event.
+
+    Args:
+        callbacks: instances, or classes to make one of.
+        args: passed to every callback.
+        state: passed to every callback.
+        control: passed to every callback; one that is returned instead is copied into it.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[TrainerCallback | type[TrainerCallback]],
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+    ) -> None:
+        self.callbacks = [one() if isinstance(one, type) else one for one in callbacks]
+        self.control = control
+        self.context: dict[str, Any] = {}
+        self._first = (args, state, control)
+        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._find_listeners()
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Call one more, after the others."""
+        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+        self._find_listeners()
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
+        """Remove and return the given one, or the first of the given class; None if missing."""
+        for one in self.callbacks:
+            if one is callback or type(one) is callback:
+                self.callbacks.remove(one)
+                self._find_listeners()
+                return one
+        return None
+
+    def fire(self, event: str, **more: Any) -> None:
+        """Tell an event to everyone who listens."""
+        for listener in self._listeners[event]:
+            returned = listener(*self._first, **self.context, **more)
+            if isinstance(returned, TrainerControl) and returned is not self.control:
+                self.control.load_state_dict(vars(returned))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the control flags and the state of every callback that has one, by name."""
+        states = {name: one.state_dict() for name, one in self._stateful().items()}
+        return {"TrainerControl": self.control.state_dict(), **states}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back what is there; a callback that was added since keeps its own state."""
+        self.control.load_state_dict(state_dict.get("TrainerControl", {}))
+        for name, one in self._stateful().items():
+            if name in state_dict:
+                one.load_state_dict(state_dict[name])
+
+    def _find_listeners(self) -> None:
+        self._listeners = {
+            event: [getattr(one, event) for one in self.callbacks if _listens(one, event)]
+            for event in EVENTS
+        }
+
+    def _stateful(self) -> dict[str, Any]:
+        """Name callbacks by class; the second of a class is ``Name_2``."""
+        named: dict[str, Any] = {}
+        seen: dict[str, int] = {}
+        for one in self.callbacks:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                continue
+            name = type(one).__name__
+            seen[name] = seen.get(name, 0) + 1
+            named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = one
+        return named
+
+
+def _listens(callback: Any, event: str) -> bool:
+    """Say whether ``event`` was overridden; the empty ones of the base cost no call."""
+    method = getattr(callback, event, None)
+    return method is not None and getattr(method, "__func__", method) is not getattr(
+        TrainerCallback, event
+    )
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Asks for logs, evaluations and checkpoints at the steps and epochs of the arguments."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
+        """Ask what is due at this step; the last step evaluates and saves too."""
+        step = state.global_step
+        last = step >= state.max_steps
+        if (step == 1 and args.logging_first_step) or (
+            args.logging_strategy == "steps" and step % state.logging_steps == 0
+        ):
+            control.should_log = True
+        if args.eval_strategy == "steps" and (last or step % state.eval_steps == 0):
+            control.should_evaluate = True
+        if args.save_strategy == "steps" and (last or step % state.save_steps == 0):
+            control.should_save = True
+        if last:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, _state: Any, control: Any, /, **_: Any) -> None:
+        """Ask what is due at the end of an epoch."""
+        if args.logging_strategy == "epoch":
+            control.should_log = True
+        if args.eval_strategy == "epoch":
+            control.should_evaluate = True
+        if args.save_strategy == "epoch":
+            control.should_save = True
+
+
+class ProgressCallback(TrainerCallback):
+    """A progress bar on rank zero that goes on from the resumed step."""
+
+    def __init__(self) -> None:
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
+        """Open the bar at the step that training goes on from."""
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(
+                total=state.max_steps, initial=state.global_step, dynamic_ncols=True
+            )
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Move the bar by one step."""
+        if self.training_bar is not None:
+            self.training_bar.update(1)
+
+    def on_prediction_step(
+        self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Move a second bar, which lives as long as an evaluation."""
+        if not state.is_world_process_zero:
+            return
+        if self.prediction_bar is None:
+            self.prediction_bar = tqdm(
+                total=len(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True
+            )
+        self.prediction_bar.update(1)
+
+    def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Close the second bar."""
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+        self.prediction_bar = None
+
+    on_predict = on_evaluate
+
+    def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Show the numbers beside the bar."""
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(_short(kwargs["logs"]))
+
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Close the bar."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+        self.training_bar = None
+
+
+class PrinterCallback(TrainerCallback):
+    """Writes the logs to standard output on rank zero."""
+
+    def on_log(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Write one line."""
+        if state.is_world_process_zero:
+            sys.stdout.write(f"{_short(kwargs['logs'])}\n")
+
+
+def _short(logs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()
+    }
+
+
+class EarlyStoppingCallback(TrainerCallback):
+    """Stops training when the metric of the best model has not improved for a while.
+
+    Its counter is saved, so a resumed run stops where an unbroken one would.
+
+    Args:
+        early_stopping_patience: evaluations without improvement that end training.
+        early_stopping_threshold: how much better counts as improved.
+    """
+
+    def __init__(
+        self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0
+    ) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+
+    def on_train_begin(self, args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+        """Check that there is a metric to watch.
+
+        Raises:
+            ConfigError: there is none, or nothing is evaluated.
+        """
+        if args.metric_for_best_model is None or args.eval_strategy == "no":
+            raise ConfigError(
+                "EarlyStoppingCallback needs `metric_for_best_model` and an `eval_strategy`"
+            )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
+        """Compare with the best so far, which does not know this evaluation yet."""
+        name = args.metric_for_best_model.removeprefix("eval_")
+        value = kwargs["metrics"].get(f"eval_{name}")
+        if value is None:
+            return
+        gain = 0.0 if state.best_metric is None else value - state.best_metric
+        gain = gain if args.greater_is_better else -gain
+        if state.best_metric is None or gain > max(self.early_stopping_threshold, 0.0):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counter; patience and threshold are the script's."""
+        return {"early_stopping_patience_counter": self.early_stopping_patience_counter}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the counter."""
+        self.early_stopping_patience_counter = state_dict["early_stopping_patience_counter"]
+
+
+def default_callbacks(
+    args: TrainingArguments, more: Iterable[TrainerCallback | type[TrainerCallback]]
+) -> list[TrainerCallback | type[TrainerCallback]]:
+    """Return the built-in callbacks around those of the user, in the field's order."""
+    wants_bar = not args.disable_tqdm if args.disable_tqdm is not None else sys.stderr.isatty()
+    return [DefaultFlowCallback, *more, *([ProgressCallback] if wants_bar else [])]

@@ -1,0 +1,277 @@
+"""The order of samples, and one position in it for the whole job.
+
+The order of an epoch is a function of (seed, epoch). It is cut into rounds: one micro-batch for
+each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the
+number of samples of the epoch that the whole job has trained on. It moves when a round was
+trained on, not when a loader prefetched it, so going on from a checkpoint repeats nothing, skips
+nothing, costs the same at every step, and works at another batch size or number of ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.train.loaders import outlive_a_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.world.world import World
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the order of an epoch: int64 indices, shape (samples,).
+
+    ``torch.randperm`` under a generator seeded with ``seed + epoch``, as accelerate's seedable
+    sampler does, so the order equals that of a Transformers run.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return torch.randperm(samples, generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How an epoch is cut and dealt.
+
+    Attributes:
+        samples: size of the dataset.
+        batch: samples per micro-batch and rank.
+        ranks: micro-batches per round.
+        drop_last: leave out an incomplete last round instead of completing it.
+    """
+
+    samples: int
+    batch: int
+    ranks: int
+    drop_last: bool = False
+
+    @property
+    def round_samples(self) -> int:
+        """Samples that all ranks together take in one round."""
+        return self.batch * self.ranks
+
+    def rounds_after(self, taken: int) -> int:
+        """Return how many rounds are left of an epoch when ``taken`` samples are consumed."""
+        left = max(0, self.samples - taken)
+        whole, rest = divmod(left, self.round_samples)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def micro_batch(self, order: torch.Tensor, start: int, rank: int) -> list[int]:
+        """Return the indices of ``rank`` in the round that begins at position ``start``.
+
+        An incomplete last round is completed from the start of the order, so that all ranks
+        have equal batches; a single rank takes what is left (both as in accelerate).
+        """
+        low = start + rank * self.batch
+        if self.ranks == 1:
+            return _indices(order[low : low + self.batch])
+        if low + self.batch <= self.samples:
+            return _indices(order[low : low + self.batch])
+        return _indices(order[torch.arange(low, low + self.batch) % self.samples])
+
+
+def _indices(part: torch.Tensor) -> list[int]:
+    listed: list[int] = part.tolist()
+    return listed
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the whole job is in the data; a part of every checkpoint.
+
+    Attributes:
+        size: samples in the dataset.
+        seed: what the order is drawn from; a checkpoint's own wins over a new argument.
+        epoch: the current epoch.
+        samples: how many samples of the epoch's order have been trained on.
+        is_open: whether the epoch has begun and its end was not yet handled.
+    """
+
+    size: int
+    seed: int
+    epoch: int = 0
+    samples: int = 0
+    is_open: bool = False
+
+    def advance(self, deal: Deal) -> None:
+        """Count one round as trained on."""
+        self.samples = min(self.samples + deal.round_samples, self.size)
+
+    def next_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.epoch += 1
+        self.samples = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position; the same on every rank."""
+        return {
+            "size": self.size,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "is_open": self.is_open,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back a position.
+
+        Raises:
+            IncompatibleCheckpoint: it is a position in a dataset of another size.
+        """
+        if state_dict["size"] != self.size:
+            raise IncompatibleCheckpoint(
+                f"the checkpoint is at sample {state_dict['samples']} of a training set of "
+                f"{state_dict['size']} samples, and this one has {self.size}: "
+                "the order of its samples is another one",
+                hint="train on the same data, or start a new run in another `output_dir`",
+            )
+        self.seed = state_dict["seed"]
+        self.epoch = state_dict["epoch"]
+        self.samples = state_dict["samples"]
+        self.is_open = state_dict["is_open"]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One rank's indices of one round, and the name of its random stream.
+
+    ``key`` is (seed, epoch, position of the first sample in the epoch's order).
+    """
+
+    indices: list[int]
+    key: tuple[int, int, int]
+
+
+class ResumableSampler(Sampler[Any]):
+    """Yields this rank's micro-batches from the cursor to the end of its epoch.
+
+    It runs ahead of training as far as the loader prefetches, and leaves the cursor alone.
+    """
+
+    def __init__(self, cursor: Cursor, deal: Deal, rank: int) -> None:
+        self.cursor = cursor
+        self.deal = deal
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        cursor, deal = self.cursor, self.deal
+        epoch, seed, start = cursor.epoch, cursor.seed, cursor.samples
+        order = epoch_order(cursor.size, seed, epoch)
+        for turn in range(deal.rounds_after(start)):
+            low = start + turn * deal.round_samples
+            indices = deal.micro_batch(order, low, self.rank)
+            yield MicroBatch(indices, (seed, epoch, low + self.rank * deal.batch))
+
+    def __len__(self) -> int:
+        return self.deal.rounds_after(self.cursor.samples)
+
+
+class KeyedDataset(Dataset[Any]):
+    """Fetches micro-batches; in a worker process each under its own random stream.
+
+    So random augmentation depends on the sample's place in the run, not on which worker drew it
+    or how many batches that worker made before.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._fetch_many = getattr(dataset, "__getitems__", None)
+
+    def __getitems__(self, batch: MicroBatch) -> Any:
+        """Return the samples of ``batch``."""
+        if get_worker_info() is not None:
+            seed_worker(batch.key)
+        if self._fetch_many is not None:
+            return self._fetch_many(batch.indices)
+        dataset = self.dataset
+        return [dataset[index] for index in batch.indices]
+
+
+def seed_worker(key: Sequence[int]) -> None:
+    """Seed Python's, NumPy's and torch's random numbers of this process from ``key``."""
+    words = np.random.SeedSequence([word % 2**64 for word in key]).generate_state(4)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))  # noqa: NPY002 - the global stream is what datasets use
+    torch.manual_seed((int(words[2]) << 32) | int(words[3]))
+
+
+def require_map_style(dataset: Any, role: str) -> int:
+    """Return the size of a map-style dataset.
+
+    Raises:
+        ConfigError: it is missing, a stream, or empty.
+    """
+    if dataset is None:
+        raise ConfigError(f"the trainer has no {role}")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{role} `{type(dataset).__name__}` has no length: an IterableDataset cannot yet be "
+            "resumed exactly; give a dataset with __len__ and __getitem__"
+        )
+    if len(dataset) == 0:
+        raise ConfigError(f"{role} `{type(dataset).__name__}` is empty")
+    return len(dataset)
+
+
+def deal_for(args: TrainingArguments, world: World, samples: int) -> Deal:
+    """Return how ``args`` cut a training set of ``samples`` for ``world``.
+
+    Raises:
+        ConfigError: dropping the last round leaves nothing.
+    """
+    deal = Deal(
+        samples=samples,
+        batch=args.per_device_train_batch_size,
+        ranks=world.size,
+        drop_last=args.dataloader_drop_last,
+    )
+    if not deal.rounds_after(0):
+        raise ConfigError(
+            f"`dataloader_drop_last` leaves nothing to train on: {samples} samples are fewer "
+            f"than one round of {deal.round_samples}"
+        )
+    return deal
+
+
+def train_loader(
+    args: TrainingArguments,
+    dataset: Any,
+    sampler: ResumableSampler,
+    collate: Callable[[Any], Any],
+    *,
+    pin: bool,
+) -> DataLoader[Any]:
+    """Return a loader whose every iterator begins at the sampler's cursor.
+
+    It has a generator of its own: the default is to draw one number per iterator from torch's
+    global stream, and that would tie dropout to the number of loaders made.
+    """
+    return DataLoader(
+        KeyedDataset(dataset),
+        batch_sampler=sampler,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(sampler.cursor.seed),
+        **worker_options(args, pin=pin),
+    )
+
+
+def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
+    """Return the arguments of DataLoader about processes and memory."""
+    options: dict[str, Any] = {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": pin and args.dataloader_pin_memory,
+    }
+    if args.dataloader_num_workers:
+        options["persistent_workers"] = args.dataloader_persistent_workers
+        options["prefetch_factor"] = args.dataloader_prefetch_factor
+        options["worker_init_fn"] = outlive_a_request
+    return options

@@ -1,0 +1,173 @@
+"""What users override: how a loss is made, how data is loaded, what optimises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.train import optimizers, schedulers
+from resilient.train.batch import (
+    find_labels,
+    forward,
+    require_loss,
+    split_columns,
+    split_outputs,
+    to_device,
+)
+from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style, train_loader
+from resilient.train.evaluation import Share, eval_loader
+from resilient.train.reporting import ColumnsUnused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.precision import Precision
+    from resilient.train.session import Session
+
+
+class TrainerHooks:
+    """The overridable half of :class:`resilient.Trainer`, with the field's names.
+
+    Attributes:
+        makes_scheduler: whether the scheduler is ours, and may be made anew for another length.
+        current_gradient_accumulation_steps: micro-batches of the step that is being trained.
+        train_sampler: yields micro-batches from the run's position; a train loader of your own
+            must use it as its ``batch_sampler``, over a ``KeyedDataset``, to resume exactly.
+    """
+
+    model: nn.Module
+    args: TrainingArguments
+    session: Session
+    precision: Precision
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Callable[[Any], Any]
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
+    makes_scheduler: bool = True
+    train_sampler: ResumableSampler | None = None
+    current_gradient_accumulation_steps: int = 1
+    _told_unused: bool = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> Any:
+        """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
+
+        Raises:
+            ConfigError: the model returned no scalar loss.
+        """
+        outputs = forward(model, self._used_columns(inputs))
+        loss = require_loss(outputs, model)
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: nn.Module, inputs: Any) -> torch.Tensor:
+        """Forward and backward of one micro-batch; gradients add up.
+
+        Returns:
+            The loss over the micro-batches of the step, detached (a scalar).
+        """
+        inputs = self._prepare_inputs(inputs)
+        with self.precision.autocast():
+            loss = self.compute_loss(model, inputs)
+        if self.current_gradient_accumulation_steps > 1:
+            loss = loss / self.current_gradient_accumulation_steps
+        self.precision.backward(loss)
+        detached: torch.Tensor = loss.detach()
+        return detached
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
+        ignore_keys: Sequence[str] = (),
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Return ``(loss, predictions, labels)`` of a batch of evaluation.
+
+        The loss is None when there are no labels; predictions and labels are None when only
+        the loss is wanted.
+        """
+        inputs = self._prepare_inputs(inputs)
+        labels = find_labels(inputs)
+        with torch.no_grad(), self.precision.autocast():
+            if labels is None and isinstance(inputs, Mapping):
+                loss, outputs = None, forward(model, self._used_columns(inputs))
+            else:
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, split_outputs(outputs, ignore_keys), labels
+
+    def create_optimizer(self) -> Optimizer:
+        """Make ``self.optimizer`` unless one was given, and return it."""
+        if self.optimizer is None:
+            self.optimizer = optimizers.create_optimizer(self.args, self.model)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LRScheduler:
+        """Make ``self.lr_scheduler`` unless one was given, and return it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedulers.create_scheduler(
+                self.args, optimizer or self.create_optimizer(), num_training_steps
+            )
+        return self.lr_scheduler
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader whose iterators begin at the position of the run.
+
+        Raises:
+            ConfigError: the dataset has no length.
+        """
+        size = require_map_style(self.train_dataset, "train_dataset")
+        sampler = self.train_sampler or ResumableSampler(
+            Cursor(size, self.args.order_seed),
+            deal_for(self.args, self.session.world, size),
+            self.session.world.rank,
+        )
+        return train_loader(
+            self.args, self.train_dataset, sampler, self.data_collator, pin=self._on_gpu
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return a loader of this rank's share of a dataset, the trainer's if none is given."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        share = self._share_of(dataset)
+        return eval_loader(self.args, dataset, share, self.data_collator, pin=self._on_gpu)
+
+    def _share_of(self, dataset: Any) -> Share:
+        size = require_map_style(dataset, "eval_dataset")
+        together = self.session.computes_together
+        return Share(
+            size, self.args.per_device_eval_batch_size, self.session.world, in_step=together
+        )
+
+    def _used_columns(self, inputs: Any) -> Any:
+        """Return what the model's forward takes; tell once what it does not."""
+        if not self.args.remove_unused_columns:
+            return inputs
+        used, unused = split_columns(inputs, self.model)
+        if unused and not self._told_unused and self.session.world.is_coordinator:
+            self.session.emit(ColumnsUnused(unused))
+        self._told_unused |= bool(unused)
+        return used
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return to_device(inputs, self.session.device) if self._on_gpu else inputs
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.session.device.type != "cpu"

@@ -1,0 +1,41 @@
+"""What a data loader's process makes of signals: a stop that is asked of everyone is not its own.
+
+A scheduler or a terminal often signals all processes of a job. The step that is under way still
+needs its samples, so the loader's processes stay until the trainer ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+import signal
+from multiprocessing import util as _first  # noqa: F401 - its exit handler must run after ours
+from typing import Any
+
+_TRAINER_PID = os.getpid()
+# Shared with what we fork. A handler cannot see who sent a signal, so the trainer says here
+# that it is leaving: then the SIGTERM is its own, sent once, and it waits for it to work.
+_is_leaving = mmap.mmap(-1, 1)
+
+
+def outlive_a_request(_worker: int) -> None:
+    """Ignore interrupts, and the first SIGTERM unless the trainer is leaving.
+
+    Processes that were not forked from the trainer cannot see that, so they obey SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() == _TRAINER_PID:
+        signal.signal(signal.SIGTERM, _heard)
+
+
+def _heard(number: int, _frame: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    if _is_leaving[0]:
+        signal.raise_signal(number)
+
+
+@atexit.register
+def _leave() -> None:
+    if os.getpid() == _TRAINER_PID:
+        _is_leaving[0] = 1

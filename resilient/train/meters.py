@@ -1,0 +1,86 @@
+"""Sums of the loss since the last log and since the start, on the device; no wait per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Meters:
+    """What this rank has measured and not yet logged; each rank saves its own.
+
+    Sums are float64, so their value hardly depends on how often they are read.
+
+    Args:
+        device: where losses live.
+        ranks: how many ranks train together.
+    """
+
+    def __init__(self, device: torch.device, ranks: int) -> None:
+        self._ranks = ranks
+        self._recent = torch.zeros((), dtype=torch.float64, device=device)
+        self._logged = torch.zeros((), dtype=torch.float64, device=device)
+        self._grad_norm = torch.zeros((), device=device)
+        self.recent_steps = 0
+        self.logged_steps = 0
+        self.learning_rate = 0.0
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
+        self._recent += loss
+
+    def end_step(self, grad_norm: torch.Tensor, learning_rate: float) -> None:
+        """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read."""
+        self._grad_norm = grad_norm
+        self.learning_rate = learning_rate
+        self.recent_steps += 1
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last log and start anew. Collective."""
+        loss = self._mean(self._recent, self.recent_steps)
+        self._logged += self._recent
+        self.logged_steps += self.recent_steps
+        self._recent.zero_()
+        self.recent_steps = 0
+        return {
+            "loss": loss,
+            "grad_norm": float(self._grad_norm),
+            "learning_rate": self.learning_rate,
+        }
+
+    def training_loss(self) -> float:
+        """Return the mean loss of all steps of the run, of all its lives. Collective."""
+        return self._mean(self._logged + self._recent, self.logged_steps + self.recent_steps)
+
+    def _mean(self, total: torch.Tensor, steps: int) -> float:
+        """Return the mean per step over all ranks; a rank that is new has no steps to weigh."""
+        pair = torch.stack([total, torch.full_like(total, steps)])
+        if self._ranks > 1:
+            dist.all_reduce(pair)
+        summed, count = pair.tolist()
+        return summed / count if count else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of this rank."""
+        return {
+            "recent": self._recent,
+            "logged": self._logged,
+            "grad_norm": self._grad_norm,
+            "recent_steps": self.recent_steps,
+            "logged_steps": self.logged_steps,
+            "learning_rate": self.learning_rate,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the sums."""
+        self._recent.copy_(state_dict["recent"])
+        self._logged.copy_(state_dict["logged"])
+        self._grad_norm = state_dict["grad_norm"].to(self._logged.device).clone()
+        self.recent_steps = state_dict["recent_steps"]
+        self.logged_steps = state_dict["logged_steps"]
+        self.learning_rate = state_dict["learning_rate"]

@@ -1,0 +1,66 @@
+"""Optimizers by name, over two groups of parameters: with weight decay and without."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from resilient.train.arguments import TrainingArguments
+
+# Biases and norms are not decayed, by module type and by name (Transformers 5.23, trainer.py).
+_NO_DECAY_MODULES = (nn.LayerNorm,)
+_NO_DECAY_NAMES = re.compile(
+    r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE
+)
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that weight decay applies to."""
+    shielded = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NO_DECAY_MODULES)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    return [
+        name
+        for name, _ in model.named_parameters()
+        if name not in shielded and not _NO_DECAY_NAMES.search(name)
+    ]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters into decayed and not decayed, in the model's order."""
+    decayed = set(decay_parameter_names(model))
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    if not named:
+        raise ConfigError("the model has no parameter that requires a gradient")
+    groups = [
+        {"params": [one for name, one in named if name in decayed], "weight_decay": weight_decay},
+        {"params": [one for name, one in named if name not in decayed], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that ``args.optim`` names over ``model``'s parameters.
+
+    Raises:
+        ConfigError: the model has nothing to train.
+    """
+    groups = parameter_groups(model, args.weight_decay)
+    if args.optim == "sgd":
+        return torch.optim.SGD(groups, lr=args.learning_rate)
+    return torch.optim.AdamW(
+        groups,
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+        fused=True if args.optim == "adamw_torch_fused" else None,
+    )

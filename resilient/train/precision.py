@@ -1,0 +1,71 @@
+"""Mixed precision with torch alone; fp16 on a CPU works too (accelerate ignores it there)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from resilient.train.arguments import TrainingArguments
+
+
+class Precision:
+    """How forward, backward and the optimizer step run in a lower precision.
+
+    Args:
+        args: ``fp16``, ``bf16``.
+        device: where the model is.
+    """
+
+    def __init__(self, args: TrainingArguments, device: torch.device) -> None:
+        self._device = device.type
+        self._dtype = torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else None
+        self.scaler = torch.amp.GradScaler(self._device) if args.fp16 else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context for a forward pass."""
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device, self._dtype)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate, scaled so that small fp16 gradients do not vanish."""
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def clip(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        max_norm: float,
+    ) -> torch.Tensor:
+        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+
+        ``max_norm`` 0 measures and does not clip.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        norm = get_total_norm(gradients, foreach=True)
+        if hasattr(norm, "full_tensor"):  # of sharded gradients; one number for all ranks
+            norm = norm.full_tensor()
+        if max_norm > 0:
+            clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+        return norm
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
+        if self.scaler is None:
+            optimizer.step()
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before

@@ -1,0 +1,183 @@
+"""What the trainer tells: events of its own, and where all events of a process go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
+
+from tqdm.auto import tqdm
+
+from resilient.events import Emitter, Event, Level, LineFile, console, json_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from resilient.clock import Clock
+    from resilient.world.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLogged(Event):
+    """Numbers were added to the history, or speeds were measured."""
+
+    metrics: Mapping[str, Any]
+
+    def line(self) -> str:
+        """Show the numbers."""
+        return "  ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self.metrics.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsChanged(Event):
+    """The run goes on with other arguments than the life that saved."""
+
+    level: ClassVar[Level] = Level.WARNING
+    changes: Mapping[str, Any]
+
+    def line(self) -> str:
+        """Name each argument with both values."""
+        changed = ", ".join(
+            f"{name} {old!r} -> {new!r}" for name, (old, new) in self.changes.items()
+        )
+        return f"arguments differ from the checkpoint's: {changed}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartsStartedFresh(Event):
+    """The checkpoint does not hold these parts."""
+
+    level: ClassVar[Level] = Level.WARNING
+    parts: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the parts."""
+        return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsUnused(Event):
+    """A batch holds what the model's forward does not take, so it is not given."""
+
+    columns: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the columns."""
+        return f"not given to the model, its forward does not take them: {', '.join(self.columns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStarted(Event):
+    """The loop begins, or goes on."""
+
+    global_step: int
+    max_steps: int
+    epochs: int
+    samples: int
+    global_batch: int
+    world_size: int
+    trainable_parameters: int
+
+    def line(self) -> str:
+        """Say how much is to do."""
+        return (
+            f"training steps {self.global_step} to {self.max_steps}: {self.samples} samples, "
+            f"{self.global_batch} per step on {self.world_size} ranks, "
+            f"{self.trainable_parameters} parameters"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnded(Event):
+    """The loop is over and everything is durable."""
+
+    global_step: int
+    training_loss: float
+    took_seconds: float
+
+    def line(self) -> str:
+        """Say where training ended."""
+        return (
+            f"trained to step {self.global_step}, loss {self.training_loss:.4g}, "
+            f"{self.took_seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStopped(Event):
+    """All ranks stopped after the same step, because somebody asked."""
+
+    level: ClassVar[Level] = Level.WARNING
+    global_step: int
+    reason: str
+
+    def line(self) -> str:
+        """Say why and where."""
+        return f"asked to stop ({self.reason}): stopped after step {self.global_step}"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRetried(Event):
+    """The save before failed and training went on."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say what was lost."""
+        return f"went on without a checkpoint: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BestModelMissing(Event):
+    """Training did not end with the best model that it saw."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and which weights there are instead."""
+        return f"the best model was not loaded: {self.reason}"
+
+
+class _AroundBars:
+    """A stream that writes above tqdm's bars instead of through them."""
+
+    def write(self, text: str) -> int:
+        """Write ``text`` to stderr."""
+        tqdm.write(text, file=sys.stderr, end="")
+        return len(text)
+
+
+def metric_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
+    """Return a sink that appends metrics as flat JSON objects to ``path`` (``log.jsonl``)."""
+    file = LineFile(path)
+
+    def sink(record: Mapping[str, Any], event: Event) -> None:
+        if not isinstance(event, MetricsLogged):
+            return
+        flat = {name: record[name] for name in ("at", "generation", "step") if name in record}
+        file.append(json.dumps({**flat, **event.metrics}))
+
+    return sink
+
+
+def open_emitter(clock: Clock, world: World, output: Path, events: Path) -> Emitter:
+    """Return this process's emitter: the console, a file of events, rank zero's log.jsonl.
+
+    Ranks above zero show only what needs attention, as gang facts come from the coordinator.
+    """
+    threshold = Level.INFO if world.is_coordinator else Level.WARNING
+    sinks = [
+        console(threshold, cast("TextIO", _AroundBars())),
+        json_lines(events / f"rank-{world.rank}.jsonl"),
+    ]
+    if world.is_coordinator:
+        sinks.append(metric_lines(output / "log.jsonl"))
+    return Emitter(clock, tuple(sinks), {"rank": world.rank})

@@ -1,0 +1,122 @@
+"""What one call of ``train`` holds while it lasts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from resilient.checkpointer import About
+from resilient.errors import ResilientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
+
+    from resilient.strategies.strategy import Strategy
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data import Cursor, Deal
+    from resilient.train.meters import Meters
+    from resilient.train.saving import Saver
+    from resilient.train.stop import StopGate
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global random numbers."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what users draw from
+    torch.manual_seed(seed)
+
+
+@dataclass(slots=True)
+class Run:
+    """The objects of one training; all of them exist before anything is restored.
+
+    Attributes:
+        model: the model as the strategy wrapped it.
+        parameters: what is trained, in the model's order.
+        cursor: the position in the data.
+        deal: how an epoch is cut.
+        gate: asked before each step.
+        accumulation: micro-batches per step and rank.
+        farewell: keeps this rank here until no other needs what it serves.
+        is_over: whether all ranks ended here together, and none of them failed.
+    """
+
+    strategy: Strategy
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    loader: DataLoader[Any]
+    cursor: Cursor
+    deal: Deal
+    meters: Meters
+    saver: Saver
+    gate: StopGate
+    accumulation: int
+    farewell: Callable[[], None]
+    is_over: bool = False
+    parameters: list[nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
+
+    @property
+    def step_samples(self) -> int:
+        """Samples that all ranks together train on in one optimizer step."""
+        return self.deal.round_samples * self.accumulation
+
+    def batches(self) -> Iterator[Any]:
+        """Return this rank's micro-batches from the cursor on; starts no worker for nothing."""
+        return iter(self.loader) if self.rounds_left() else iter(())
+
+    def rounds_left(self) -> int:
+        """Return the rounds left in the epoch."""
+        return self.deal.rounds_after(self.cursor.samples)
+
+    def settle(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Wait for the save in flight, while a request to stop still has its deadline.
+
+        Raises:
+            SaveFailed: it failed, and nothing else did: what ended training is not covered up.
+        """
+        try:
+            self.saver.wait()
+        except ResilientError as failed:
+            if error is None:
+                raise
+            error.add_note(f"the save in flight failed as well: {failed}")
+
+    def close(self) -> None:
+        """Let go of the repository and stop listening; leave together if all is done."""
+        try:
+            self.saver.close()
+        finally:
+            self.gate.close()
+        if self.is_over:
+            self.farewell()
+
+    def end_epoch(self, *, cut_short: bool) -> None:
+        """Mark the epoch's end as handled; go to the next if it is consumed or given up."""
+        self.cursor.is_open = False
+        if cut_short or not self.rounds_left():
+            self.cursor.next_epoch()
+
+
+def about_run(args: TrainingArguments, cursor: Cursor, deal: Deal, strategy: str) -> About:
+    """Return what a checkpoint of this run says of itself."""
+    data = {
+        "epoch": cursor.epoch,
+        "samples": cursor.samples,
+        "seed": cursor.seed,
+        "dataset_size": cursor.size,
+        "global_batch": deal.round_samples * args.gradient_accumulation_steps,
+    }
+    return About(config=args.to_dict(), data=data, strategy=strategy)

@@ -1,0 +1,175 @@
+"""When the loop saves, what it saves, and the best model among it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, SaveFailed
+from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.train.reporting import (
+    ArgumentsChanged,
+    BestModelMissing,
+    PartsStartedFresh,
+    SaveRetried,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resilient.checkpointer import About, Checkpointer, Resumed
+    from resilient.events import Emitter
+    from resilient.state.capture import Part
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.state import TrainerState
+
+
+@dataclass(slots=True)
+class Best:
+    """Which checkpoint holds the best model; kept apart from the trainer's state.
+
+    Its generation tells how often the run was restarted, which two equal runs may differ in.
+    """
+
+    checkpoint: CheckpointId | None = None
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the folder's name, or nothing."""
+        return {"checkpoint": str(self.checkpoint) if self.checkpoint else ""}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the name."""
+        self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
+
+
+class Saver:
+    """Saves a run and resumes it.
+
+    Args:
+        checkpointer: where checkpoints go.
+        parts: everything that a checkpoint holds, by name.
+        about: what a checkpoint says of itself, asked at each save.
+        best: which checkpoint holds the best model.
+        state: counts steps; told where the best model is.
+        args: ``on_save_failure``.
+        emit: where events go.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one place where a run meets its checkpoints
+        self,
+        checkpointer: Checkpointer,
+        parts: dict[str, Part],
+        *,
+        about: Callable[[], About],
+        best: Best,
+        state: TrainerState,
+        args: TrainingArguments,
+        emit: Emitter,
+    ) -> None:
+        self.parts = parts
+        self.best = best
+        self.emit = emit
+        self._checkpointer = checkpointer
+        self._about = about
+        self._state = state
+        self._args = args
+        # What is saved at step 0 is nothing: a new life would begin the same way.
+        self._saved: CheckpointId | None = None
+        self._saved_step = 0
+
+    def resume(self, ref: str, cause: str) -> Resumed | None:
+        """Restore everything from where the last life got to, if there was one. Collective."""
+        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause)
+        self.emit = self.emit.bind(generation=self._checkpointer.generation)
+        if resumed is None:
+            return None
+        self._saved, self._saved_step = resumed.checkpoint, resumed.step
+        if resumed.absent:
+            self.emit(PartsStartedFresh(resumed.absent))
+        changes = _differences(resumed.config, self._args.to_dict())
+        if changes:
+            self.emit(ArgumentsChanged(changes))
+        return resumed
+
+    def save(self) -> bool:
+        """Save this step unless it is saved; False if it was. Collective.
+
+        Raises:
+            SaveFailed: the save before failed, and the arguments say that this stops training.
+        """
+        step = self._state.global_step
+        if step == self._saved_step:
+            return False
+        if self._state.best_global_step == step:
+            self._name_best(CheckpointId(self._checkpointer.generation, step))
+        try:
+            self._saved = self._save_once(step)
+        except SaveFailed as error:
+            if self._args.on_save_failure == "stop":
+                raise
+            self.emit(SaveRetried(error.message))
+            self._saved = self._save_once(step)
+        self._saved_step = step
+        return True
+
+    def found_best(self) -> None:
+        """Remember that the model of this step is the best, if a checkpoint holds it already."""
+        if self._saved is not None and self._saved_step == self._state.global_step:
+            self._name_best(self._saved)
+
+    def wait(self) -> None:
+        """Wait until everything saved is durable.
+
+        Raises:
+            SaveFailed: it could not be made so.
+        """
+        self._checkpointer.wait()
+
+    def load_best(self, model: Part) -> None:
+        """Load the weights of the best model that a checkpoint holds, or keep the last. Collective.
+
+        A run that is trained to its end must not fail for this, life after life; so what cannot
+        be loaded is told, and all ranks decide alike.
+        """
+        best, step = self.best.checkpoint, self._state.best_global_step
+        if best is None:
+            self.emit(BestModelMissing("", "no checkpoint holds it; the last weights stay"))
+            return
+        try:
+            if best != self._saved:
+                self._checkpointer.load_part(best, "model", model)
+        except (IntegrityError, KeyNotFound, IncompatibleCheckpoint) as error:
+            self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))
+            return
+        if step != best.step:
+            why = f"it is of step {step}, which was not saved; these weights are of {best}"
+            self.emit(BestModelMissing(str(best), why))
+
+    def close(self) -> None:
+        """Let go of the repository."""
+        self._checkpointer.close()
+
+    def _save_once(self, step: int) -> CheckpointId:
+        keep = [self.best.checkpoint] if self.best.checkpoint else []
+        about = replace(self._about(), metrics=self._state.measured())
+        return self._checkpointer.save(step, self.parts, about, keep=keep)
+
+    def _name_best(self, checkpoint: CheckpointId) -> None:
+        self.best.checkpoint = checkpoint
+        self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what both have and is not equal, as (old, new)."""
+    return {
+        name: (old[name], value)
+        for name, value in new.items()
+        if name in old and old[name] != value
+    }
+
+
+def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:
+    """Say whether ``value`` beats ``best``: strictly, and anything beats nothing."""
+    if best is None:
+        return value == value  # noqa: PLR0124 - a NaN is not equal to itself, and beats nothing
+    return value > best if greater_is_better else value < best

@@ -1,0 +1,277 @@
+"""What one process holds for as long as it lives: its place, its board, its process group."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, PeerFailed
+from resilient.opening import open_checkpointer
+from resilient.storage.open import local_path
+from resilient.storage.urls import protocol_of
+from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.single import SingleStrategy
+from resilient.train.arguments import layer_classes
+from resilient.train.edge import end_with_exit_codes
+from resilient.train.reporting import open_emitter
+from resilient.train.stop import Grace, StopGate
+from resilient.vault.link import KeeperAddress
+from resilient.world.launch import read_launch, tell_repository
+from resilient.world.tcp import TcpBoard, connect, join_process_group
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.checkpointer import Checkpointer
+    from resilient.clock import Clock
+    from resilient.events import Emitter
+    from resilient.strategies.strategy import Strategy
+    from resilient.train.arguments import TrainingArguments
+    from resilient.world.board import Board
+    from resilient.world.launch import Launch
+
+_FAREWELL_SECONDS = 10.0
+_SETTLE_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Gang:
+    """The ranks this process belongs to; a process joins once and stays until it ends.
+
+    Attributes:
+        outputs: the output folder of the training at each repository.
+    """
+
+    world: World
+    board: Board | None
+    launch: Launch
+    trainings: Iterator[int] = field(default_factory=count)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+# A process has one default process group, so it has one gang; torch keeps the former the same way.
+_joined: list[Gang] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the trainer asks of the world around it."""
+
+    gang: Gang
+    device: torch.device
+    clock: Clock
+    emit: Emitter
+    args: TrainingArguments
+    events: Path
+
+    @property
+    def world(self) -> World:
+        """Who this rank is."""
+        return self.gang.world
+
+    @property
+    def computes_together(self) -> bool:
+        """Whether a forward pass needs all ranks, so that each must make as many as the others."""
+        return self.args.parallelism == "fsdp" and self.world.size > 1
+
+    def strategy(self) -> Strategy:
+        """Return how the model is parallel, as soon as there is more than one rank."""
+        if self.world.size == 1:
+            return SingleStrategy()
+        if self.computes_together:
+            # Only sharded training pays for loading torch's part about it.
+            from resilient.strategies.fsdp import FsdpStrategy
+
+            return FsdpStrategy(
+                self.device,
+                layer_classes(self.args),
+                self.args.fsdp_min_num_params,
+                self.args.fsdp_reshard_after_forward,
+            )
+        return DdpStrategy(
+            self.device, self.args.ddp_find_unused_parameters, self.args.ddp_bucket_cap_mb
+        )
+
+    @property
+    def repository(self) -> str:
+        """The launcher's, else the script's, else the output folder."""
+        return self.gang.launch.repo or self.args.repo or self.args.output_dir
+
+    def checkpointer(self, emit: Emitter, topic: str) -> Checkpointer:
+        """Open the repository.
+
+        Raises:
+            ConfigError: this process trained something else there.
+        """
+        args, launch = self.args, self.gang.launch
+        self._claim_repository()
+        tell_repository(launch, self.repository)
+        return open_checkpointer(
+            self.repository,
+            self.world,
+            self.gang.board,
+            retention=args.retention,
+            within_seconds=args.save_within_seconds,
+            single_writer=launch.single_writer,
+            # Whoever launches names the place, and so knows better how to get there.
+            storage_options={**(args.storage_options or {}), **launch.storage_options},
+            emit=emit,
+            scope=topic,
+            keeper=self._keeper(),
+        )
+
+    def _keeper(self) -> KeeperAddress | None:
+        """Return where this host's keeper is, if the launcher has started one."""
+        launch = self.gang.launch
+        if not launch.keeper:
+            return None
+        file = f"rank-{self.world.rank}.jsonl"
+        return KeeperAddress(
+            launch.keeper, launch.host, events=str((self.events / file).absolute())
+        )
+
+    def _claim_repository(self) -> None:
+        """Refuse a second training that would go on from the end of the first, and do nothing."""
+        mine = place_of(self.args.output_dir)
+        first = self.gang.outputs.setdefault(place_of(self.repository), mine)
+        if first != mine:
+            raise ConfigError(
+                f"cannot train into `{mine}`: its repository `{self.repository}` holds this "
+                f"script's training into `{first}`, which it would take for its own and resume; "
+                "give each training a repository of its own",
+                hint="set `repo` of TrainingArguments for each, and start without --repo",
+            )
+
+    def next_topic(self) -> str:
+        """Return a name for one training, the same on all ranks and new on this board."""
+        return f"{self.gang.launch.attempt}/{next(self.gang.trainings)}"
+
+    def stop_gate(self, topic: str) -> StopGate:
+        """Return the gate of one training."""
+        launch = self.gang.launch
+        is_supervised = launch.agent_pid > 0
+        return StopGate(
+            self.world,
+            self.gang.board,
+            Grace.under_agent(launch.grace_seconds)
+            if is_supervised
+            else Grace(self.args.grace_seconds),
+            self.clock,
+            scope=f"stop/{topic}",
+        )
+
+
+def place_of(url: str) -> str:
+    """Return one spelling of a path or URL, to compare it with another."""
+    return str(local_path(url).resolve()) if protocol_of(url) == "file" else url.rstrip("/")
+
+
+def choose_device(world: World, *, use_cpu: bool) -> torch.device:
+    """Return the GPU of this rank, or the CPU."""
+    if use_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_session(args: TrainingArguments) -> Session:
+    """Join the other ranks, unless this process already has, and open the event files.
+
+    Collective.
+
+    Raises:
+        ConfigError: the launcher's variables make no sense.
+        PeerFailed: the rendezvous store cannot be reached.
+    """
+    launch = read_launch(os.environ)
+    if not launch.agent_pid:
+        end_with_exit_codes()
+    if not _joined:
+        _joined.append(_join(args, launch))
+    gang = _joined[0]
+    clock = SystemClock()
+    output = Path(args.output_dir)
+    events = Path(gang.launch.events) if gang.launch.events else output / "events"
+    return Session(
+        gang=gang,
+        device=choose_device(gang.world, use_cpu=args.use_cpu),
+        clock=clock,
+        emit=open_emitter(clock, gang.world, output, events),
+        args=args,
+        events=events,
+    )
+
+
+def _join(args: TrainingArguments, launch: Launch) -> Gang:
+    if dist.is_initialized():
+        return _adopt(launch)
+    world = launch.world
+    if world.size == 1:
+        return Gang(world, None, launch)
+    if not launch.host or not launch.port:
+        raise ConfigError(f"WORLD_SIZE={world.size} needs MASTER_ADDR and MASTER_PORT")
+    device = choose_device(world, use_cpu=args.use_cpu)
+    backend = args.ddp_backend or ("nccl" if device.type == "cuda" else "gloo")
+    board = connect(world, launch.host, launch.port, hosted=launch.hosted)
+    join_process_group(board, world, backend, launch.attempt, args.ddp_timeout)
+    atexit.register(_leave_process_group)
+    return Gang(world, board, launch)
+
+
+def _leave_process_group() -> None:
+    """Let gloo's threads finish while the interpreter still lives.
+
+    A worker thread drops the last collective's tensors a moment after it woke the caller, and
+    needs the interpreter for that; when it is gone, the thread aborts the process (torch 2.13;
+    seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    SystemClock().sleep(_SETTLE_SECONDS)
+
+
+def _adopt(launch: Launch) -> Gang:
+    """Take the process group that the script has made, and make a board beside it. Collective."""
+    world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
+    if world.size == 1:
+        return Gang(world, None, launch)
+    host = launch.host or "127.0.0.1"
+    served = _serve(host) if world.is_coordinator else None
+    on_gpu = dist.get_backend() == "nccl"
+    port = torch.tensor([served.port if served else 0], device="cuda" if on_gpu else "cpu")
+    dist.broadcast(port, src=0)
+    return Gang(
+        world,
+        TcpBoard(served) if served else connect(world, host, int(port), hosted=True),
+        launch,
+    )
+
+
+def _serve(host: str) -> Any:
+    return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
+
+
+def say_farewell(gang: Gang, topic: str) -> None:
+    """Wait until no rank needs the board for this training, if this rank may be serving it.
+
+    Bounded: a rank that died does not hold the others back for longer than ten seconds.
+    """
+    if gang.board is None:
+        return
+    keys = [f"farewell/{topic}/{rank}" for rank in range(gang.world.size)]
+    # Everything is durable by now; a board that is gone already is no failure.
+    with suppress(PeerFailed):
+        gang.board.post(keys[gang.world.rank], b"1")
+        if gang.world.is_coordinator:
+            gang.board.wait(keys, _FAREWELL_SECONDS)

@@ -1,0 +1,123 @@
+"""TrainerState and TrainerControl: where training is, and what the loop should do next.
+
+The state is a pure function of training: it holds no time, no speed and no generation, so two
+runs can be compared by equality. Timings are events.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from resilient.train.arguments import TrainingArguments
+
+# Facts about this process, not about training: every rank shows the same ones, keeps its own.
+_OWN = ("is_local_process_zero", "is_world_process_zero")
+
+
+@dataclass
+class TrainerState:
+    """What ``trainer_state.json`` holds, with the names the field knows.
+
+    ``best_model_checkpoint`` is ``checkpoint-<best_global_step>`` without a generation; the part
+    ``best`` of a checkpoint names the exact one.
+    """
+
+    epoch: float = 0.0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int = 0
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: dict[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all fields; the same on every rank."""
+        return {**asdict(self), **dict.fromkeys(_OWN, True)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the known fields; unknown ones, of a newer version, are left alone."""
+        known = {one.name for one in fields(self)} - set(_OWN)
+        for name in known & set(state_dict):
+            setattr(self, name, state_dict[name])
+
+    def save_to_json(self, json_path: str | Path) -> None:
+        """Write the state as the field's ``trainer_state.json``."""
+        from pathlib import Path
+
+        text = json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        Path(json_path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load_from_json(cls, json_path: str | Path) -> TrainerState:
+        """Read a ``trainer_state.json``; fields that we do not know are ignored."""
+        from pathlib import Path
+
+        loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in loaded.items() if name in known})
+
+    def measured(self) -> dict[str, float]:
+        """Return the metrics of the evaluations at the present step, by name."""
+        return {
+            name: value
+            for entry in self.log_history
+            if entry.get("step") == self.global_step
+            for name, value in entry.items()
+            if name.startswith("eval_") and isinstance(value, int | float)
+        }
+
+    def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
+        """Turn the cadences of ``args`` into whole steps; a value below 1 is a ratio."""
+        eval_steps = args.logging_steps if args.eval_steps is None else args.eval_steps
+        self.logging_steps = absolute_steps(args.logging_steps, max_steps)
+        self.eval_steps = absolute_steps(eval_steps, max_steps)
+        self.save_steps = absolute_steps(args.save_steps, max_steps)
+
+
+def absolute_steps(steps: float, max_steps: int) -> int:
+    """Return ``steps``, or the ratio ``steps`` of ``max_steps`` rounded up when below 1."""
+    return math.ceil(max_steps * steps) if 0 < steps < 1 else int(steps)
+
+
+@dataclass
+class TrainerControl:
+    """What callbacks ask of the loop; the loop clears a flag when it has obeyed."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def state_dict(self) -> dict[str, bool]:
+        """Return the two flags that outlive a step; the others are done when a save is made."""
+        return {
+            "should_training_stop": self.should_training_stop,
+            "should_epoch_stop": self.should_epoch_stop,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the flags that are known."""
+        for one in fields(self):
+            if one.name in state_dict:
+                setattr(self, one.name, bool(state_dict[one.name]))

@@ -1,0 +1,198 @@
+"""The Trainer: starting is resuming, and the loop is on this page."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.errors import ConfigError, Preempted
+from resilient.state.capture import Part
+from resilient.train import plan
+from resilient.train.assembly import assemble, restore
+from resilient.train.base import TrainerBase, speeds
+from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
+from resilient.train.saving import improves
+from resilient.train.stop import listening_to_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.train.run import Run
+
+
+class TrainOutput(NamedTuple):
+    """What ``train`` returns; ``training_loss`` covers all lives of the run."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class Trainer(TrainerBase):
+    """Trains a model to the end, through any number of lives.
+
+    Args:
+        model: any module that returns its loss first or as ``loss``; moved to the device.
+        args: what the run is told.
+        train_dataset: map-style.
+        eval_dataset: map-style, or a dict of them (metrics ``eval_<name>_*``).
+        data_collator: samples -> batch; None stacks them.
+        compute_metrics: ``EvalPrediction`` -> dict of numbers.
+        callbacks: after the built-in ones, in this order.
+        optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
+    """
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # noqa: FBT001 - the field's signature
+        """Train to the end, from wherever the last life got to.
+
+        Args:
+            resume_from_checkpoint: None or True leaves it to the launcher (the newest checkpoint
+                that all ranks can prove), as does the repository itself; False starts afresh; a
+                checkpoint's name, or its path in the repository, picks it, the newest of that
+                step if it says no generation (``checkpoint-120``).
+
+        Raises:
+            Preempted: asked to stop; everything up to the last step is durable.
+            SaveFailed: a checkpoint could not be made durable.
+            ConfigError: the arguments do not fit the model or the data, or name a checkpoint that
+                is not in this repository.
+            NothingToResume: the repository holds no such checkpoint.
+        """
+        with ExitStack() as stack:
+            run = assemble(self, self.state, self.callback_handler, self._registered)
+            stack.callback(run.close)
+            restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
+            self._emit = run.saver.emit
+            run.gate.start(self.state.global_step)
+            stack.enter_context(listening_to_signals(run.gate))
+            stack.push(run.settle)
+            return self._train(run)
+
+    def _train(self, run: Run) -> TrainOutput:
+        began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
+        self._tell_start(run)
+        run.model.train()
+        self.callback_handler.fire("on_train_begin")
+        # An epoch that is open has an end to handle, even when no step is left.
+        while run.cursor.is_open or not self._is_done:
+            self._train_epoch(run)
+        if self.args.save_strategy != "no":
+            self._save(run)
+        run.saver.wait()
+        if self.args.load_best_model_at_end:
+            run.saver.load_best(Part(self.model))
+        loss = run.meters.training_loss()
+        self.log({"train_loss": loss})
+        self.callback_handler.fire("on_train_end")
+        run.is_over = True
+        took_seconds = self.session.clock.monotonic_seconds() - began_seconds
+        self._tell(TrainingEnded(self.state.global_step, loss, took_seconds))
+        steps = self.state.global_step - first_step
+        metrics = {"train_loss": loss, "epoch": self.state.epoch}
+        metrics |= speeds("train", took_seconds, steps * run.step_samples, steps)
+        return TrainOutput(self.state.global_step, loss, metrics)
+
+    def _train_epoch(self, run: Run) -> None:
+        """Train from the cursor to the end of its epoch, or to the end of the run."""
+        control, fire = self.control, self.callback_handler.fire
+        if not run.cursor.is_open:
+            control.should_epoch_stop = False
+            run.cursor.is_open = True
+        fire("on_epoch_begin")
+        batches = run.batches()
+        while not (self._is_done or control.should_epoch_stop or run.rounds_left() == 0):
+            if not run.gate.enter(self.state.global_step + 1):
+                self._leave(run)
+            self._train_step(run, batches)
+            self._log_evaluate_save(run)
+        fire("on_epoch_end")
+        run.end_epoch(cut_short=control.should_epoch_stop)
+        self._log_evaluate_save(run)
+
+    def _train_step(self, run: Run, batches: Iterator[Any]) -> None:
+        """Make one optimizer step of as many micro-batches as it takes."""
+        fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
+        fire("on_step_begin")
+        # The last group of an epoch may be short; its loss is divided by its own size.
+        group = min(self.args.gradient_accumulation_steps, run.rounds_left())
+        self.current_gradient_accumulation_steps = group
+        for nth in range(1, group + 1):
+            last = nth == group
+            with nullcontext() if last else run.strategy.no_sync(run.model):
+                run.meters.add_loss(self.training_step(run.model, next(batches)))
+            run.cursor.advance(run.deal)
+            if not last:
+                fire("on_substep_end")
+        grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
+        run.meters.end_step(grad_norm, optimizer.param_groups[0]["lr"])
+        fire("on_pre_optimizer_step")
+        stepped = self.precision.step(optimizer)
+        fire("on_optimizer_step")
+        if stepped:
+            run.scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        state.global_step += 1
+        state.epoch = plan.epoch_fraction(run.deal, run.cursor)
+        fire("on_step_end")
+
+    def _tell_start(self, run: Run) -> None:
+        state, cursor = self.state, run.cursor
+        self._tell(
+            TrainingStarted(
+                state.global_step,
+                state.max_steps,
+                state.num_train_epochs,
+                cursor.size,
+                run.step_samples,
+                run.deal.ranks,
+                sum(one.numel() for one in run.parameters),
+            )
+        )
+
+    def _log_evaluate_save(self, run: Run) -> None:
+        """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""
+        control = self.control
+        if control.should_log:
+            control.should_log = False
+            if run.meters.recent_steps:
+                self.log(run.meters.take())
+        if control.should_evaluate:
+            control.should_evaluate = False
+            run.strategy.align(run.model)
+            self._judge(run, self.evaluate())
+        if control.should_save:
+            control.should_save = False
+            self._save(run)
+
+    def _judge(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Decide whether the model that was just evaluated is the best so far."""
+        if self.args.metric_for_best_model is None:
+            return
+        name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
+        if name not in metrics:
+            raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
+        up = bool(self.args.greater_is_better)
+        if improves(metrics[name], self.state.best_metric, greater_is_better=up):
+            self.state.best_metric = metrics[name]
+            self.state.best_global_step = self.state.global_step
+            run.saver.found_best()
+            self.control.should_save |= self.args.save_strategy == "best"
+
+    def _save(self, run: Run) -> None:
+        run.strategy.align(run.model)
+        if run.saver.save():
+            self.callback_handler.fire("on_save")
+
+    def _leave(self, run: Run) -> None:
+        """Save where all ranks agreed to stop, wait until it is durable, and go."""
+        self._save(run)
+        run.saver.wait()
+        step, request = self.state.global_step, run.gate.request
+        reason = request.reason if request else "unknown"
+        self._tell(TrainingStopped(step, reason))
+        run.is_over = True
+        raise Preempted(f"training stopped after step {step}: {reason}", hint="start it again")
+
+    @property
+    def _is_done(self) -> bool:
+        return self.control.should_training_stop or self.state.global_step >= self.state.max_steps
