@@ -1,0 +1,1 @@
+"""Keeps workers alive; knows processes, not tensors."""

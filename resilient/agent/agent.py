@@ -1,0 +1,282 @@
+"""The agent: observe, decide, act, until a decision says to leave.
+
+Rendezvous and ranks are torch's; starting, watching, stopping and deciding are ours, because
+torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies of SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    SimpleElasticAgent,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.api import WorkerGroup as TorchGroup
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+
+from resilient.agent.decide import (
+    Action,
+    Budget,
+    Finish,
+    GiveUp,
+    Kind,
+    Outcome,
+    Restart,
+    decide,
+)
+from resilient.agent.facts import (
+    GroupRestarted,
+    RunEnded,
+    RunGivenUp,
+    WorkerFailed,
+    WorkerGroupStarted,
+)
+from resilient.agent.keeping import Keeping
+from resilient.agent.life import Host, Life, LifeRegistry, worker_environ
+from resilient.agent.membership import ExitBarrier, MembershipWatch
+from resilient.agent.stops import StopAsked, Stops
+from resilient.agent.watch import LifeWatch, Surroundings
+from resilient.agent.workers import WorkerCommand, WorkerGroup
+from resilient.errors import PeerFailed
+
+if TYPE_CHECKING:
+    from resilient.agent.failures import Failure
+    from resilient.agent.options import Patience, Wishes
+    from resilient.agent.progress import ProgressLog
+    from resilient.clock import Clock
+    from resilient.events import Emitter
+
+_CODE_HOST_UNHEALTHY = 71
+
+
+class ResilientAgent(SimpleElasticAgent):
+    """Keeps the workers of this host alive, and ends with an exit code that means something.
+
+    Args:
+        spec: torch's description of the group; ``entrypoint`` and ``args`` are the command.
+        wishes: what every worker is told.
+        patience: how long to wait for what.
+        progress: what the repository holds, for the rule against crash loops.
+        clock: time.
+        emit: where facts go.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        wishes: Wishes,
+        patience: Patience,
+        progress: ProgressLog,
+        clock: Clock,
+        emit: Emitter,
+    ) -> None:
+        super().__init__(spec)
+        self._wishes = wishes
+        self._patience = patience
+        self._progress = progress
+        self._clock = clock
+        self._emit = emit
+        self._stops = Stops(clock)
+        self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
+        self._budget = Budget(restarts_left=spec.max_restarts)
+        self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
+        self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
+        self._cause = "start"
+        self._number = 0
+        self._life: Life | None = None
+        self._workers: WorkerGroup | None = None
+
+    def supervise(self, stops: Stops | None = None) -> Finish | GiveUp:
+        """Run the group to its end and return the decision to leave.
+
+        Main thread only: it handles signals, and the workers die with the thread.
+
+        Args:
+            stops: one that has listened before this agent was there, and what it heard.
+        """
+        self._stops = stops or self._stops
+        try:
+            with self._stops.listening():
+                action = self._live_and_decide()
+                self._leave_rendezvous(action)
+        finally:
+            self._shutdown()
+            self._keeping.stop(is_urgent=self._stops.is_urgent)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        ended = RunEnded if isinstance(action, Finish) else RunGivenUp
+        self._emit(ended(exit_code=action.code, reason=action.reason))
+        return action
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
+        """Do what :meth:`supervise` does, for callers that know torch's agents only."""
+        action = self.supervise()
+        is_done = isinstance(action, Finish) and action.code == 0
+        return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
+
+    def _live_and_decide(self) -> Finish | GiveUp:
+        while True:
+            self._number += 1
+            outcome, failures = self._live()
+            action = self._judge(outcome)
+            if failures:
+                self._report(failures, action)
+            if not isinstance(action, Restart):
+                return action
+            self._cause = action.cause
+            left = self._budget.restarts_left
+            self._emit(GroupRestarted(action.cause, self._number + 1, left))
+
+    def _live(self) -> tuple[Outcome, list[Failure]]:
+        """Live one life: meet the other nodes, start, watch, stop."""
+        group = self._worker_group
+        try:
+            self._keeping.start()
+            self._initialize_workers(group)
+        except StopAsked:
+            return Outcome(Kind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
+        except RendezvousGracefulExitError:
+            return Outcome(Kind.SUCCEEDED), []
+        except (RendezvousError, dist.DistError) as error:
+            reason = f"no rendezvous with the other nodes: {type(error).__name__}: {error}"
+            return Outcome(Kind.UNREACHABLE, reason=reason), []
+        except OSError as error:
+            return Outcome(Kind.FAILED, _CODE_HOST_UNHEALTHY, reason=str(error)), []
+        try:
+            return self._watch()
+        finally:
+            self._stop_workers(group)
+
+    def _watch(self) -> tuple[Outcome, list[Failure]]:
+        # Torch sets its attributes outside the constructor, so their types say None.
+        group: Any = self._worker_group
+        assert self._workers is not None, "watched after it started"  # noqa: S101
+        clock, patience = self._clock, self._patience
+        members = MembershipWatch(group.spec.rdzv_handler, patience.interval_seconds, clock)
+        nodes = group.group_world_size
+        barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
+        around = Surroundings(self._stops, members, barrier, patience, clock, self._emit)
+        watch = LifeWatch(self._workers, around)
+        members.start()
+        try:
+            return watch.observe(), watch.failures
+        finally:
+            members.stop()
+
+    def _judge(self, outcome: Outcome) -> Action:
+        self._progress.look()
+        if outcome.kind is Kind.FAILED:
+            progressed = self._progress.count_failure()
+            self._budget = self._budget.after_failure(progressed=progressed)
+        action = decide(outcome, self._budget)
+        self._budget = self._budget.after(action)
+        self._remaining_restarts = self._budget.restarts_left
+        return action
+
+    def _report(self, failures: list[Failure], action: Action) -> None:
+        first, *others = failures
+        follows = (
+            f"restart as life {self._number + 1}, {self._budget.restarts_left} restarts left"
+            if isinstance(action, Restart)
+            else f"exit {action.code}"
+        )
+        self._emit(
+            WorkerFailed(
+                rank=first.exit.command.rank,
+                local_rank=first.exit.command.local_rank,
+                host=socket.gethostname(),
+                pid=first.exit.pid,
+                life=self._number,
+                status=first.status,
+                error=first.error.message,
+                hint=first.error.hint,
+                traceback=first.error.traceback,
+                others=len(others),
+                safe=self._progress.describe(),
+                follows=follows,
+            )
+        )
+
+    def _leave_rendezvous(self, action: Finish | GiveUp) -> None:
+        """Close the rendezvous if the run is over; a preempted one will come back to it."""
+        is_over = action.code == 0 or (isinstance(action, GiveUp) and not self._stops.asked_by)
+        is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
+        if is_over and is_reachable:
+            self._worker_group.spec.rdzv_handler.shutdown()
+
+    def _rendezvous(self, worker_group: TorchGroup) -> None:
+        with self._stops.interrupting():
+            super()._rendezvous(worker_group)
+            resume = self._progress.resume_with(self._wishes.resume, self._number)
+            self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        self._keeping.ready()
+        commands = [self._command(worker_group, worker) for worker in worker_group.workers]
+        self._workers = WorkerGroup(commands, self._clock)
+        self._emit(
+            WorkerGroupStarted(
+                life=self._number,
+                attempt=self._life.attempt,
+                cause=self._life.cause,
+                world_size=worker_group.workers[0].world_size,
+                local_world_size=len(commands),
+                nodes=worker_group.group_world_size,
+            )
+        )
+        return dict(self._workers.pids)
+
+    def _command(self, worker_group: TorchGroup, worker: Any) -> WorkerCommand:
+        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        spec = worker_group.spec
+        error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
+        environ = worker_environ(
+            os.environ,
+            worker_group,
+            worker,
+            self._life,
+            self._wishes,
+            Host(self._keeping.path, self._patience.grace_seconds),
+        )
+        return WorkerCommand(
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            argv=(str(spec.entrypoint), *map(str, spec.args)),
+            environ={**environ, "TORCHELASTIC_ERROR_FILE": str(error_file)},
+            error_file=error_file,
+        )
+
+    def _stop_workers(self, worker_group: TorchGroup) -> None:  # noqa: ARG002 - torch's signature
+        self._shutdown()
+
+    def _monitor_workers(self, worker_group: TorchGroup) -> RunResult:  # noqa: ARG002 - see above
+        if self._workers is None:
+            return RunResult(state=WorkerState.STOPPED)
+        self._workers.wait(0)
+        if any(exit_.status for exit_ in self._workers.exits):
+            return RunResult(state=WorkerState.FAILED)
+        is_running = self._workers.is_running
+        return RunResult(state=WorkerState.HEALTHY if is_running else WorkerState.SUCCEEDED)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
+    ) -> None:
+        del death_sig
+        workers, self._workers = self._workers, None
+        if workers is None:
+            return
+        if workers.is_running:
+            workers.stop(self._patience.survivor_seconds if timeout is None else timeout)
+        workers.close()

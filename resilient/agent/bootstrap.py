@@ -1,0 +1,192 @@
+"""The first code of a worker: tie it to the agent, run the user's program, report how it ended.
+
+Run by path, ``python bootstrap.py [-m] TARGET ARGS...``, so that nothing but the standard
+library is imported before the user's program, and no folder of ours stays on ``sys.path``.
+The program runs in a module of its own that stays ``__main__`` until the process ends, as
+under python itself; runpy would take it away while threads and exit handlers still need it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CODE_KILLED = 137
+_CODE_INTERRUPTED = 130
+_CODE_PREEMPTED = 75
+_CODE_NOT_FOUND = 66
+
+
+class TargetNotFound(Exception):
+    """The script or the module to run does not exist."""
+
+    exit_code = _CODE_NOT_FOUND
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program that ``arguments`` name and return the exit code of this process."""
+    _die_with_the_agent()
+    _enable_fault_handler()
+    worker = os.getpid()
+    try:
+        run_target(arguments)
+    except SystemExit as error:
+        code = _code_of_exit(error)
+        if code not in (0, _CODE_PREEMPTED) and os.getpid() == worker:
+            write_error_file(error, code)
+        return code
+    except BaseException as error:  # noqa: BLE001 - the edge of a process: all becomes a code
+        return _report(error, is_worker=os.getpid() == worker)
+    return 0
+
+
+def run_target(arguments: list[str]) -> None:
+    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that python would give."""
+    is_module = arguments[:1] == ["-m"]
+    target, *rest = arguments[1:] if is_module else arguments
+    if not sys.flags.safe_path:
+        folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120 - pathlib costs 10 ms
+        sys.path.insert(0, folder)
+    code, attributes = _find_module(target) if is_module else _find_script(target)
+    sys.argv = [attributes["__file__"] if is_module else target, *rest]
+    program = ModuleType("__main__")
+    program.__dict__.update(attributes)
+    sys.modules["__main__"] = program
+    exec(code, program.__dict__)  # noqa: S102 - running the user's program is the purpose
+
+
+def write_error_file(error: BaseException, code: int) -> None:
+    """Leave the error where the agent looks for it, in torch's format with fields added."""
+    import json
+    import time
+
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path:
+        return
+    record = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(_format(error)),
+                "timestamp": str(time.time_ns() // 1_000_000_000),
+            },
+        },
+        "type": type(error).__name__,
+        "exit_code": code,
+        "code": str(getattr(error, "code", "")) if _is_ours(error) else "",
+        "hint": str(getattr(error, "hint", "")) if _is_ours(error) else "",
+        # The same clock in every process of a host, unlike the date, which can be set.
+        "monotonic_seconds": time.monotonic(),
+    }
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            json.dump(record, file)
+    except OSError as failure:
+        sys.stderr.write(f"resilient: cannot write the error file `{path}`: {failure}\n")
+
+
+def _die_with_the_agent() -> None:
+    """Have the kernel kill this process when the agent dies, however it dies."""
+    agent = int(os.environ.get("RESILIENT_AGENT_PID") or "0")
+    if not agent:
+        return
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # It may have died before the line above; then nobody would ever tell us.
+    if os.getppid() != agent:
+        os._exit(_CODE_KILLED)
+
+
+def _enable_fault_handler() -> None:
+    import faulthandler
+
+    # A script's launcher may have closed stderr.
+    if sys.stderr is not None:
+        faulthandler.enable()
+
+
+def _find_script(path: str) -> tuple[Any, dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            source = file.read()
+    except OSError as error:
+        raise TargetNotFound(f"cannot open the script `{path}`: {error.strerror}") from error
+    return compile(source, path, "exec"), {"__file__": path, "__spec__": None}
+
+
+def _find_module(name: str) -> tuple[Any, dict[str, Any]]:
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]  # loaders of source have it
+    if spec is None or code is None:
+        raise TargetNotFound(f"no module named `{name}` that can be run")
+    return code, {
+        "__file__": spec.origin,
+        "__spec__": spec,
+        "__package__": spec.parent,
+        "__loader__": spec.loader,
+        "__cached__": spec.cached,
+    }
+
+
+def _report(error: BaseException, *, is_worker: bool) -> int:
+    code = _code_of(error)
+    if code == _CODE_PREEMPTED:
+        # Not a failure: all ranks saved and left together.
+        sys.stderr.write(f"{error}\n")
+        return code
+    error.__traceback__ = _without_us(error.__traceback__)
+    if is_worker:
+        write_error_file(error, code)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _CODE_INTERRUPTED
+    return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1
+
+
+def _code_of_exit(error: SystemExit) -> int:
+    """Return the code that python would end with; anything but a number is a last word."""
+    if error.code is None or isinstance(error.code, int):
+        return int(error.code or 0) & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _is_ours(error: BaseException) -> bool:
+    # A program that raises one of our errors has imported them; nobody else pays for it.
+    errors = sys.modules.get("resilient.errors")
+    return isinstance(error, TargetNotFound) or (
+        errors is not None and isinstance(error, errors.ResilientError)
+    )
+
+
+def _without_us(frames: Any) -> Any:
+    """Drop the frames of this file, and of the import machinery it called, from the top."""
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def _format(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(type(error), error, _without_us(error.__traceback__))
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        # Python put this file's folder first; its modules are not the user's.
+        del sys.path[0]
+    sys.exit(main(sys.argv[1:]))

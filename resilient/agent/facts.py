@@ -1,0 +1,161 @@
+"""Events of the agent."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import ClassVar
+
+from resilient.agent.decide import name_of
+from resilient.events import Event, Level
+
+_TRACEBACK_LINES_MAX = 15
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroupStarted(Event):
+    """The workers of one life run on this host."""
+
+    life: int
+    attempt: str
+    cause: str
+    world_size: int
+    local_world_size: int
+    nodes: int
+
+    def line(self) -> str:
+        """Say how many workers started and why."""
+        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"life {self.life}: {ranks}{where} ({self.cause})"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed(Event):
+    """The worker that failed first, and what follows: one block for a person.
+
+    Attributes:
+        rank: of the worker, among all.
+        local_rank: among those of this host.
+        host: where it ran.
+        pid: its process.
+        life: in which life of the group.
+        status: exit code, or minus the signal's number.
+        error: the exception, ``ValueError: boom``; empty when the worker left no word.
+        hint: what an error of ours says to run next.
+        traceback: as python prints it.
+        others: how many other workers of this host failed after it.
+        safe: which checkpoint nothing can take away any more.
+        follows: what the agent does now.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    life: int
+    status: int
+    error: str
+    hint: str
+    traceback: str
+    others: int
+    safe: str
+    follows: str
+
+    def line(self) -> str:
+        """Say who failed first, how, what is safe and what follows."""
+        rows = [
+            ("where", f"host {self.host}, pid {self.pid}, local rank {self.local_rank}"),
+            ("exit", _explain(self.status)),
+            ("others", _count(self.others)),
+            ("safe", self.safe),
+            ("hint", self.hint),
+            ("next", self.follows),
+        ]
+        head = f"rank {self.rank} failed first in life {self.life}: " + (
+            self.error or name_of(self.status)
+        )
+        body = [f"  {name:<7} {text}" for name, text in rows if text]
+        quoted = [f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]]
+        return "\n".join([head, *quoted, *body])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRestarted(Event):
+    """A life ended and another begins."""
+
+    level: ClassVar[Level] = Level.DEBUG  # the start of the next life says it to people
+    cause: str
+    next_life: int
+    restarts_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """Somebody asked the agent to stop; the workers were told once."""
+
+    signal: str
+    grace_seconds: float
+
+    def line(self) -> str:
+        """Say who asked and how long the workers have."""
+        return f"{self.signal} received: the workers have {self.grace_seconds:g} s to save and end"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersKilled(Event):
+    """Workers did not end in time."""
+
+    level: ClassVar[Level] = Level.WARNING
+    ranks: list[int]
+    reason: str
+
+    def line(self) -> str:
+        """Say who was killed and why."""
+        return f"killed ranks {self.ranks}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousLost(Event):
+    """The place where the nodes meet does not answer."""
+
+    level: ClassVar[Level] = Level.WARNING
+    grace_seconds: float
+
+    def line(self) -> str:
+        """Say what the workers may still do."""
+        return f"the rendezvous is gone: the workers have {self.grace_seconds:g} s to end"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The agent leaves."""
+
+    exit_code: int
+    reason: str
+
+    def line(self) -> str:
+        """Say the exit code and why."""
+        return f"exit {self.exit_code}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunGivenUp(RunEnded):
+    """The agent leaves, and the run is not done."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+
+def _explain(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "SIGKILL: most often the kernel's out-of-memory killer (dmesg says so)"
+    if status == -signal.SIGBUS:
+        return "SIGBUS: most often a full /dev/shm"
+    return name_of(status)
+
+
+def _count(others: int) -> str:
+    if not others:
+        return ""
+    return f"{others} more {'worker' if others == 1 else 'workers'} of this host failed after it"

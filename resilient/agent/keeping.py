@@ -1,0 +1,121 @@
+"""The keeper of this host, as the agent sees it: start it, tell its death, let it go last."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from resilient.events import Event, Level
+from resilient.storage.shared import sweep
+
+if TYPE_CHECKING:
+    from resilient.agent.options import KeeperWishes
+    from resilient.events import Emitter
+
+_MARGIN_SECONDS = 5.0
+_READY_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperLost(Event):
+    """The keeper of this host is not there; the trainers persist by themselves meanwhile."""
+
+    level: ClassVar[Level] = Level.WARNING
+    status: int
+    follows: str
+
+    def line(self) -> str:
+        """Say how it ended and what follows."""
+        return f"the keeper of staged checkpoints ended with {self.status}: {self.follows}"
+
+
+class Keeping:
+    """Keeps one keeper running across the lives of the workers.
+
+    The keeper's standard input is a pipe that only this process holds: when it ends, however
+    it ends, the keeper lets the saves in flight land and leaves.
+
+    Args:
+        folder: for the socket; nobody else may enter it.
+        wishes: how to start it.
+        linger_seconds: how long a save in flight may take once everything else has ended.
+        emit: where facts go.
+    """
+
+    def __init__(
+        self, folder: Path, wishes: KeeperWishes, linger_seconds: float, emit: Emitter
+    ) -> None:
+        self.path = "" if wishes.host_bytes_max < 0 else str(folder / "keeper")
+        self._linger_seconds = linger_seconds
+        self._emit = emit
+        self._argv = [sys.executable, "-P", "-m", "resilient.vault.keeper", "--socket", self.path]
+        self._argv += ["--listen", wishes.listen, "--linger-seconds", str(linger_seconds)]
+        self._argv += ["--host-bytes-max", str(wishes.host_bytes_max)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process, 0 when there is none."""
+        return self._process.pid if self._process else 0
+
+    def start(self) -> None:
+        """Start a keeper unless one runs; does not wait until it is ready."""
+        if not self.path or self._is_running("another is started"):
+            return
+        Path(self.path).unlink(missing_ok=True)
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # The terminal's and the job's signals are for the workers.
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ready(self) -> None:
+        """Wait until the keeper can be asked; one that cannot start is no reason not to train."""
+        if self._process and self._process.stdout and not self._process.stdout.closed:
+            # It says one line and then nothing, or ends.
+            select.select([self._process.stdout], [], [], _READY_SECONDS)
+            self._process.stdout.close()
+
+    def stop(self, *, is_urgent: bool = False) -> None:
+        """Let the save in flight land, at most for the grace, and leave nothing behind.
+
+        Args:
+            is_urgent: do not wait; the keeper does the same without being watched.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin:
+            process.stdin.close()
+        if process.stdout:
+            process.stdout.close()
+        if is_urgent:
+            return
+        try:
+            process.wait(self._linger_seconds + _MARGIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            self._emit(KeeperLost(process.returncode, "a save in flight may not have landed"))
+            sweep()
+
+    def _is_running(self, follows: str) -> bool:
+        if self._process is None:
+            return False
+        status = self._process.poll()
+        if status is None:
+            return True
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process = None
+        self._emit(KeeperLost(status, follows))
+        return False

@@ -1,0 +1,166 @@
+"""What all nodes of one life must agree on, and what each worker is told.
+
+Torch counts restarts per agent, so after a node was replaced two ranks of one world may hold
+different counts. Here the first node's agent names the life, serves its store, and publishes
+both through the rendezvous. The store belongs to the agent: it outlives any worker, its port
+is taken the moment it is chosen, and a new one per life leaves no stale keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+from resilient.world.launch import Launch, write_launch
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.elastic.agent.server.api import Worker
+
+    from resilient.agent.options import Wishes
+    from resilient.clock import Clock
+
+_AGREE_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_LIVES_BEFORE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of the worker group, the same on every node.
+
+    Attributes:
+        number: 1 for the first.
+        attempt: its name; unique among all lives of all jobs.
+        cause: why it began, as one word.
+        resume: what its workers are told about resuming.
+        host: address of its store.
+        port: port of its store.
+    """
+
+    number: int
+    attempt: str
+    cause: str
+    resume: str
+    host: str
+    port: int
+
+
+class LifeRegistry:
+    """Names lives and serves their stores on the first node, learns them on the others."""
+
+    def __init__(self, run_id: str, clock: Clock) -> None:
+        self._run_id = run_id
+        self._clock = clock
+        self._server: dist.TCPStore | None = None
+
+    def agree(self, group: Any, number: int, cause: str, resume: str) -> Life:
+        """Return the life that the first node proposes; the other arguments are its proposal.
+
+        Args:
+            group: torch's worker group after its rendezvous (its attributes are typed as None).
+            number: of the life.
+            cause: why it begins.
+            resume: what the workers shall be told.
+
+        Raises:
+            RendezvousTimeoutError: the first node published nothing in time.
+        """
+        # A dynamic rendezvous has keys of its own per round; the static one has not, but its
+        # nodes restart in step.
+        is_static = group.spec.rdzv_handler.get_backend() == "static"
+        key = f"resilient/life/{number if is_static else 0}"
+        if group.group_rank == 0:
+            self._server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            attempt = f"{self._run_id}-{number}-{secrets.token_hex(4)}"
+            host = group.master_addr or "localhost"
+            life = Life(number, attempt, cause, resume, host, self._server.port)
+            group.store.set(key, json.dumps(asdict(life)))
+            return life
+        self._server = None
+        return Life(**json.loads(self._wait(group.store, key)))
+
+    def close(self) -> None:
+        """Stop to serve."""
+        self._server = None
+
+    def _wait(self, store: Any, key: str) -> bytes:
+        # Polled, because a signal cannot interrupt the store's own wait.
+        deadline_seconds = self._clock.monotonic_seconds() + _AGREE_SECONDS
+        while not store.check([key]):
+            if self._clock.monotonic_seconds() > deadline_seconds:
+                raise RendezvousTimeoutError(f"the first node published no `{key}`")
+            self._clock.sleep(_POLL_SECONDS)
+        value: bytes = store.get(key)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host gives its workers: its keeper's socket, and the time from SIGTERM to SIGKILL."""
+
+    keeper: str = ""
+    grace_seconds: float = 0.0
+
+
+def worker_environ(
+    base: Mapping[str, str],
+    group: Any,
+    worker: Worker,
+    life: Life,
+    wishes: Wishes,
+    host: Host,
+) -> dict[str, str]:
+    """Return the environment of one worker: torchrun's variables, and ours.
+
+    Args:
+        base: the agent's own environment.
+        group: torch's worker group.
+        worker: torch's worker.
+        life: what all nodes agreed on.
+        wishes: what the user wants the workers to be told.
+        host: what this host gives its workers.
+    """
+    spec = group.spec
+    launch = Launch(
+        world=World(worker.global_rank, worker.world_size, worker.local_rank),
+        host=life.host,
+        port=life.port,
+        hosted=True,
+        attempt=life.attempt,
+        repo=wishes.repo,
+        resume=life.resume,
+        cause=life.cause,
+        events=wishes.events,
+        single_writer=wishes.single_writer,
+        keeper=host.keeper,
+        storage_options=wishes.storage_options,
+        agent_pid=os.getpid(),
+        grace_seconds=host.grace_seconds,
+        notes=wishes.notes,
+    )
+    # As torchrun does: every rank would take all cores otherwise.
+    threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
+    return {
+        **threads,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **base,
+        "GROUP_RANK": str(group.group_rank),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(life.number - _LIVES_BEFORE),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        **write_launch(launch),
+    }

@@ -1,0 +1,116 @@
+"""Watches for nodes that join or leave, and for the loss of the rendezvous itself."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from resilient.clock import Clock
+
+_LEAVE_SECONDS = 5.0
+
+
+class MembershipWatch:
+    """Asks the rendezvous in a thread, because a dead network holds the question for a minute.
+
+    Args:
+        handler: the rendezvous; nobody may join it while the watch is on.
+        interval_seconds: between two questions.
+        clock: dates the loss of the rendezvous.
+    """
+
+    def __init__(self, handler: RendezvousHandler, interval_seconds: float, clock: Clock) -> None:
+        self.lost_at_seconds: float | None = None
+        self.is_changed = False
+        self._handler = handler
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="membership", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; waits for the question on its way."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Ask now."""
+        try:
+            self.is_changed = self._handler.num_nodes_waiting() > 0
+        except (RendezvousError, dist.DistError):
+            if self.lost_at_seconds is None:
+                self.lost_at_seconds = self._clock.monotonic_seconds()
+
+    def lost_for_seconds(self) -> float:
+        """Return how long ago the rendezvous stopped to answer, 0 when it answers."""
+        if self.lost_at_seconds is None:
+            return 0.0
+        return self._clock.monotonic_seconds() - self.lost_at_seconds
+
+    def _watch(self) -> None:
+        while not self.is_changed and self.lost_at_seconds is None:
+            if self._done.wait(self._interval_seconds):
+                return
+            self.look()
+
+
+class ExitBarrier:
+    """Where nodes whose workers are done wait for the others.
+
+    Polled, so that a signal or a change of membership ends the wait; and in two steps, so that
+    the node that serves the store leaves last.
+
+    Args:
+        store: of this round of the rendezvous.
+        node: this node's place in the group.
+        nodes: how many nodes the group has.
+        clock: limits the waiting.
+        within_seconds: how long to wait for the others at most.
+    """
+
+    def __init__(
+        self, store: dist.Store, node: int, nodes: int, clock: Clock, within_seconds: float
+    ) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._node = node
+        self._clock = clock
+        self._within_seconds = within_seconds
+        self._give_up_at_seconds: float | None = None
+        self._leave_by_seconds: float | None = None
+
+    def is_passed(self) -> bool:
+        """Ask once whether every node is done; a lost store and a long wait count as yes."""
+        if self._nodes == 1:
+            return True
+        now_seconds = self._clock.monotonic_seconds()
+        try:
+            if self._give_up_at_seconds is None:
+                self._store.set(f"resilient/done/{self._node}", "1")
+                self._give_up_at_seconds = now_seconds + self._within_seconds
+            if self._leave_by_seconds is None:
+                return self._all_done(now_seconds) or now_seconds > self._give_up_at_seconds
+            return self._all_at("left") or now_seconds > self._leave_by_seconds
+        except dist.DistError:
+            return True
+
+    def _all_done(self, now_seconds: float) -> bool:
+        if not self._all_at("done"):
+            return False
+        self._store.set(f"resilient/left/{self._node}", "1")
+        self._leave_by_seconds = now_seconds + _LEAVE_SECONDS
+        return self._node != 0
+
+    def _all_at(self, step: str) -> bool:
+        return self._store.check([f"resilient/{step}/{node}" for node in range(self._nodes)])

@@ -1,0 +1,56 @@
+"""What the user may ask of the agent and of the workers; values without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the agent waits for what.
+
+    Attributes:
+        interval_seconds: between two questions whether nodes want to join.
+        grace_seconds: from SIGTERM to SIGKILL when the workers have something to save.
+        survivor_seconds: the same after a failure, when it is saved or lost already.
+        barrier_seconds: how long finished nodes wait for the others.
+    """
+
+    interval_seconds: float = 0.1
+    grace_seconds: float = 25.0
+    survivor_seconds: float = 2.0
+    barrier_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperWishes:
+    """How the keeper of staged checkpoints is started.
+
+    Attributes:
+        host_bytes_max: memory of this host for staged bytes; 0 leaves it to the machine,
+            negative means no keeper.
+        listen: address for the keepers of other hosts; empty for all interfaces.
+    """
+
+    host_bytes_max: int = -1
+    listen: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What every worker is told; see :class:`resilient.world.launch.Launch`.
+
+    The agent removes the folder ``notes`` when it leaves; empty lets it make one.
+    """
+
+    repo: str = ""
+    resume: str = "auto"
+    events: str = ""
+    single_writer: bool = False
+    keeper: KeeperWishes = field(default_factory=KeeperWishes)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    notes: str = ""

@@ -1,0 +1,144 @@
+"""One life, from its start to the end of its last worker, told as an Outcome."""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.agent.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
+from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
+from resilient.agent.failures import Failure, find_failures
+
+if TYPE_CHECKING:
+    from resilient.agent.membership import ExitBarrier, MembershipWatch
+    from resilient.agent.options import Patience
+    from resilient.agent.stops import Stops
+    from resilient.agent.workers import WorkerGroup
+    from resilient.clock import Clock
+    from resilient.events import Emitter
+
+_KILL_SECONDS = 5.0
+# An exit ends the wait at once; a signal is looked for this often.
+_TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a life is watched with."""
+
+    stops: Stops
+    members: MembershipWatch
+    barrier: ExitBarrier
+    patience: Patience
+    clock: Clock
+    emit: Emitter
+
+
+class LifeWatch:
+    """Watches one group until no worker of it runs any more.
+
+    Attributes:
+        failures: of the workers that failed, the first in front.
+    """
+
+    def __init__(self, group: WorkerGroup, around: Surroundings) -> None:
+        self.failures: list[Failure] = []
+        self._group = group
+        self._stops = around.stops
+        self._members = around.members
+        self._barrier = around.barrier
+        self._patience = around.patience
+        self._clock = around.clock
+        self._emit = around.emit
+        self._is_loss_told = False
+
+    def observe(self) -> Outcome:
+        """Wait for the life to end, stop what still runs, and say how it ended."""
+        while True:
+            self._group.wait(_TICK_SECONDS)
+            outcome = self._look()
+            if outcome is not None:
+                return outcome
+
+    def _look(self) -> Outcome | None:
+        statuses = {exit_.status for exit_ in self._group.exits}
+        if self._stops.asked_by:
+            return self._stop()
+        if CODE_PREEMPTED in statuses:
+            return self._leave()
+        if statuses - {0}:
+            return self._fail()
+        if not self._group.is_running and self._barrier.is_passed():
+            return Outcome(Kind.SUCCEEDED)
+        return self._look_around()
+
+    def _look_around(self) -> Outcome | None:
+        if self._members.is_changed:
+            self._end(is_told=True)
+            return Outcome(Kind.REGROUPED)
+        lost_for_seconds = self._members.lost_for_seconds()
+        if lost_for_seconds and not self._is_loss_told:
+            self._is_loss_told = True
+            self._emit(RendezvousLost(self._patience.grace_seconds))
+        # A node that saved and left takes the rendezvous along while ours still ends.
+        if lost_for_seconds > self._patience.grace_seconds:
+            self._group.stop(self._patience.survivor_seconds)
+            return Outcome(Kind.UNREACHABLE, reason="the rendezvous does not answer any more")
+        return None
+
+    def _fail(self) -> Outcome:
+        stopping_at_seconds = self._clock.monotonic_seconds()
+        self._group.stop(self._patience.survivor_seconds)
+        self.failures = find_failures(self._group.exits, stopping_at_seconds)
+        first = self.failures[0]
+        return Outcome(
+            Kind.FAILED,
+            status=first.status,
+            stop_signal=self._stops.asked_by,
+            is_echo=first.error.is_echo,
+        )
+
+    def _leave(self) -> Outcome:
+        """Let all ranks end that agreed to leave; whoever knew of it first is not waited for."""
+        self._end(is_told=False)
+        # Another node may have stopped its workers because of a change that we have not seen.
+        self._members.look()
+        return Outcome(Kind.REGROUPED if self._members.is_changed else Kind.PREEMPTED)
+
+    def _stop(self) -> Outcome:
+        asked_by = self._stops.asked_by
+        name = signal.Signals(asked_by).name
+        self._emit(StopRequested(signal=name, grace_seconds=self._patience.grace_seconds))
+        if not self._end(is_told=True):
+            return Outcome(Kind.KILLED, stop_signal=asked_by)
+        return Outcome(Kind.STOPPED, status=self._status_of_stop(), stop_signal=asked_by)
+
+    def _status_of_stop(self) -> int:
+        statuses = [exit_.status for exit_ in self._group.exits]
+        # A rank with nothing to save says the least about what became of the work.
+        statuses.sort(key=lambda status: status == -signal.SIGTERM)
+        failed = next((status for status in statuses if status not in (0, CODE_PREEMPTED)), 0)
+        if failed and failed not in (-signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE):
+            self.failures = find_failures(self._group.exits, math.inf)
+        return failed or max(statuses, default=0)
+
+    def _end(self, *, is_told: bool) -> bool:
+        """Give all workers the grace to end, and say whether all did without being killed."""
+        if is_told:
+            self._group.signal(signal.SIGTERM)
+        deadline_seconds = self._clock.monotonic_seconds() + self._patience.grace_seconds
+        while (
+            self._group.is_running
+            and not self._stops.is_urgent
+            and self._clock.monotonic_seconds() < deadline_seconds
+        ):
+            self._group.wait(_TICK_SECONDS)
+        late = self._group.running_ranks
+        if late:
+            self._group.kill()
+            self._group.wait_for_all(_KILL_SECONDS)
+            reason = "asked twice" if self._stops.is_urgent else "the grace is over"
+            self._emit(WorkersKilled(ranks=late, reason=reason))
+        return not late
