@@ -1,0 +1,1 @@
+"""Shipped for users: a reference store, faults, and ranks as threads."""
