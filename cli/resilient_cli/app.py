@@ -1,0 +1,224 @@
+"""The program `resilient`: its commands, its global options, its edge.
+
+Commands are named in a table and imported when they are called, so that ``--help`` and
+``ckpt`` never pay for torch. The edge, :func:`main`, is the one place where errors become
+text and exit codes.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from resilient.errors import ResilientError
+from resilient_cli.render import Format, Output, show_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EXIT_INTERRUPTED = 130
+
+_HELP = """Train PyTorch models to the end on machines that will fail, bit for bit.
+
+stdout is only the answer; messages go to stderr. Exit codes are the same for all commands:
+0 done, 1 the answer is no, 2 wrong usage, 3 no intact checkpoint is left, 65 incompatible
+checkpoint, 66 not found, 69 storage or peers unreachable, 70 crash loop, 73 not durable,
+75 preempted after a durable save (requeue), 77 not allowed, 78 wrong configuration, 80 held by
+another life of the run. A new code may be added; treat an unknown one as failure.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command lives, and what ``--help`` says of it without importing it."""
+
+    module: str
+    attribute: str
+    help: str
+    context_settings: Mapping[str, Any] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    """Options that users of torchrun try, and what to do instead."""
+
+
+_LOGS = "resilient train ... 2>&1 | tee train.log (--events FOLDER keeps events of all ranks)"
+_LEAVE_OUT = "resilient train --help (leave the option out)"
+
+COMMANDS = {
+    "train": LazyCommand(
+        "resilient_cli.commands.train",
+        "train",
+        "Run a training script, supervise it and resume it.",
+        # Options after the script belong to the script.
+        {
+            "allow_interspersed_args": False,
+            # torchrun knows both spellings of each option.
+            "token_normalize_func": lambda name: name.replace("_", "-"),
+        },
+        {
+            **dict.fromkeys(("-t", "--tee", "--redirects", "--log-dir", "--logs-specs"), _LOGS),
+            **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
+            "--local-ranks-filter": _LOGS,
+            **dict.fromkeys(("--role", "--start-method", "--event-log-handler"), _LEAVE_OUT),
+            **dict.fromkeys(("--no-python", "--run-path", "--virtual-local-rank"), _LEAVE_OUT),
+            **dict.fromkeys(("--numa-binding", "--signals-to-handle"), _LEAVE_OUT),
+        },
+    ),
+    "ckpt": LazyCommand(
+        "resilient_cli.commands.ckpt", "app", "List, inspect, verify, tag and prune checkpoints."
+    ),
+    "version": LazyCommand(
+        "resilient_cli.commands.version", "version", "Show the versions of what runs."
+    ),
+}
+
+# The base of what the parser raises; it changed its home between releases of Typer.
+_PARSER_ERROR: type[Exception] = next(
+    base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
+)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are place holders until one of them is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Put the real command in the place holder's place."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name else None, rest
+
+
+def load(name: str) -> Any:
+    """Import a command of the table and return it with the global options added."""
+    lazy = COMMANDS[name]
+    found = getattr(import_module(lazy.module), lazy.attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, context_settings=dict(lazy.context_settings))(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return _accept_global_options(command)
+
+
+def build() -> Any:
+    """Return the whole command, its parts not loaded yet."""
+    app = typer.Typer(
+        name="resilient",
+        cls=LazyGroup,
+        help=_HELP,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_nothing)
+    for name, lazy in COMMANDS.items():
+        app.command(name, help=lazy.help)(_nothing)
+    return _accept_global_options(typer.main.get_command(app))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; errors become text here and nowhere else."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output()
+    try:
+        status = build().main(given, prog_name="resilient", obj=output, standalone_mode=False)
+    except ResilientError as error:
+        return _fail(error, output, error.exit_code, error.code, error.message, error.hint)
+    except _PARSER_ERROR as error:
+        return _wrong_usage(error, output, given)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback
+        text = f"unexpected {type(error).__name__}: {error}"
+        return _fail(error, output, 1, "RES-ERROR", text, _debug_hint(given))
+    return status if isinstance(status, int) else 0
+
+
+def _nothing() -> None:
+    """Stand in for a command that is not loaded, and for what the group itself does."""
+
+
+def _accept_global_options(command: Any) -> Any:
+    """Add the global options to a command and to all below it, so that they go anywhere."""
+    taken = {option for parameter in command.params for option in parameter.opts}
+    for parameter in _global_parameters():
+        if taken.isdisjoint(parameter.opts):
+            command.params.append(parameter)
+    if not isinstance(command, LazyGroup):
+        for below in getattr(command, "commands", {}).values():
+            _accept_global_options(below)
+    return command
+
+
+def _global_parameters() -> list[Any]:
+    """Return new parameters that write to the context's `Output` and not to a function."""
+    options = typer.Typer(add_completion=False, rich_markup_mode=None)
+    options.command()(_global_options)
+    parameters: list[Any] = typer.main.get_command(options).params
+    for parameter in parameters:
+        parameter.expose_value = False
+        parameter.callback = _remember
+    return parameters
+
+
+def _global_options(
+    *,
+    output_format: Annotated[
+        Format | None, typer.Option("--format", help="How to write the answer.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only ids, one per line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Never use colours.")] = False,
+) -> None:
+    """Declare the global options; Typer turns the signature into parameters."""
+
+
+def _remember(ctx: Any, parameter: Any, value: Any) -> None:
+    """Write a global option's value into the `Output` that the edge handed in."""
+    output: Output = ctx.find_root().obj
+    if parameter.name == "output_format" and value is not None:
+        output.format = Format(value)
+    elif parameter.name == "json" and value:
+        output.format = Format.JSON
+    elif parameter.name == "no_color" and value:
+        output.color = False
+    elif parameter.name in ("quiet", "debug") and value:
+        setattr(output, parameter.name, True)
+
+
+def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
+    """Report what the parser refused; it may have stopped before it met ``--json``."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.ctx.get_help() + "\n")
+        return int(error.exit_code)
+    if "--json" in given or "--format=json" in given:
+        output.format = Format.JSON
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "resilient"
+    message, hint = error.format_message().rstrip("."), f"{path} --help"
+    option = getattr(error, "option_name", None)
+    lazy = COMMANDS.get(path.rpartition(" ")[2])
+    if option and lazy and option in lazy.foreign:
+        # What is spelled alike has nothing to do with it.
+        message, hint = f"no option `{option}`: only torchrun has it", lazy.foreign[option]
+    return _fail(error, output, error.exit_code, "RES-USAGE", message, hint)
+
+
+def _fail(
+    error: BaseException, output: Output, status: int, code: str, message: str, hint: str
+) -> int:
+    if output.debug:
+        traceback.print_exception(error)
+    show_error({"exit": status, "code": code, "message": message, "hint": hint}, output)
+    return status
+
+
+def _debug_hint(given: Sequence[str]) -> str:
+    return "" if "--debug" in given else "run the same command with --debug for the traceback"

@@ -1,0 +1,158 @@
+"""``resilient ckpt``: what a repository holds, and whether it is whole; what it shall keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.clock import SystemClock
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    NoIntactCheckpoint,
+    NothingToResume,
+    UsageError,
+)
+from resilient.format.names import CHECKPOINTS
+from resilient.vault.catalog import lineage, read_manifest, resolve
+from resilient.vault.generations import read_generations
+from resilient_cli.commands.keeping import prune, tag, untag
+from resilient_cli.listed import ListedStore
+from resilient_cli.places import (
+    Place,
+    Ref,
+    Repo,
+    committed_of,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
+from resilient_cli.render import show
+from resilient_cli.survey import Level, Survey, survey, tags_of
+from resilient_cli.views.inspection import inspection
+from resilient_cli.views.listing import Listing, listing
+from resilient_cli.views.verification import verification
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+
+DAMAGE_FOUND = 1
+
+app = typer.Typer(
+    help="List, inspect, verify, tag and prune checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _ckpt() -> None:
+    """List, inspect, verify, tag and prune checkpoints."""
+
+
+@app.command()
+def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
+    """List checkpoints, newest first, and the lives of the run that wrote them.
+
+    STATE is ok when every file is present with its full size, DAMAGED when not, and abandoned
+    when a later life began from an older checkpoint. `ckpt verify` reads the content too.
+
+    Example: resilient ckpt ls s3://bucket/run
+    """
+    store = open_repository(place, repo)
+    found = committed_of(store)
+    surveys = survey(ListedStore(store, CHECKPOINTS), found, Level.QUICK)
+    everything = Listing(
+        store.url, surveys, lineage(store), read_generations(store), tags_of(store)
+    )
+    show(listing(everything, SystemClock().now_iso()), output_of(ctx))
+
+
+@app.command()
+def inspect(
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Show each tensor.")] = False,
+) -> None:
+    """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
+
+    Example: resilient ckpt inspect latest runs/gpt2 --tensors
+    """
+    ref, place = ref_and_place(ref, place, repo)
+    store = open_repository(place, repo)
+    manifest = read_manifest(store, resolve(store, ref or "latest"))
+    answer = inspection(manifest, SystemClock().now_iso(), with_tensors=tensors)
+    show(answer, output_of(ctx))
+
+
+@app.command()
+def verify(
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All checkpoints.")] = False,
+    level: Annotated[
+        Level,
+        typer.Option(
+            help="quick: presence and sizes; full: every byte; deep: also every file's own header."
+        ),
+    ] = Level.FULL,
+) -> int:
+    """Hold the latest, one or all checkpoints against what was committed.
+
+    Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from.
+    3: none remains. 65: not damaged, but written by a newer release.
+
+    Example: resilient ckpt verify --all runs/gpt2 --level quick
+    """
+    if every and ref and place:
+        raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
+    ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    store = open_repository(place, repo)
+    found = committed_of(store)
+    chosen = found if every or not found else [resolve(store, ref or "latest")]
+    surveys = survey(store, chosen, level)
+    resume = _first_intact(store, surveys, level)
+    show(verification(store.url, surveys, resume, level), output_of(ctx))
+    return _verdict(store, surveys, resume)
+
+
+def _first_intact(store: Store, known: Sequence[Survey], level: Level) -> CheckpointId | None:
+    """Return where training would resume; reads further candidates only until one is intact."""
+    states = {one.checkpoint: one.intact for one in known}
+    for candidate in lineage(store).candidates:
+        if candidate not in states:
+            states |= {one.checkpoint: one.intact for one in survey(store, [candidate], level)}
+        if states.get(candidate):
+            return candidate
+    return None
+
+
+def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
+    """Return the exit code when something intact remains, and raise when nothing does."""
+    if all(one.intact for one in surveys) and (surveys or resume):
+        return 0
+    if resume:
+        return DAMAGE_FOUND
+    if not surveys and not lineage(store).lost:
+        raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
+    if surveys and not any(one.damaged for one in surveys):
+        newer = next(one for one in surveys if not one.intact).findings[0]
+        raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)
+    raise NoIntactCheckpoint(
+        f"no checkpoint in `{store.url}` is left that training could resume from",
+        hint=f"bring back `{store.url}` from a copy, or begin in a new place",
+    )
+
+
+for _command in (tag, untag, prune):
+    app.command()(_command)

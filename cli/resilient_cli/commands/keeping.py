@@ -1,0 +1,141 @@
+"""``resilient ckpt tag``, ``untag`` and ``prune``: what a repository shall keep."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.clock import SystemClock
+from resilient.errors import UsageError
+from resilient.vault.catalog import resolve
+from resilient.vault.generations import list_numbers
+from resilient.vault.retention import Retention, parse_best
+from resilient.vault.rotate import carry_out, look
+from resilient.vault.tags import create_tag, remove_tag
+from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
+from resilient_cli.render import Format, show
+from resilient_cli.survey import Level
+from resilient_cli.views.rotation import pruning, tagging, untagging
+
+if TYPE_CHECKING:
+    from resilient_cli.render import Output
+
+ANSWER_IS_NO = 1
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tag.", show_default=False)]
+
+
+def tag(
+    ctx: typer.Context,
+    ref: Annotated[str, typer.Argument(metavar="REF", help="latest, step:120, best:loss, ...")],
+    name: Name,
+    place: Place = None,
+    repo: Repo = None,
+) -> None:
+    """Give a checkpoint a name. What has one is never rotated away or pruned.
+
+    Example: resilient ckpt tag best:loss release runs/gpt2
+    """
+    store = open_repository(place, repo)
+    created = create_tag(store, name, resolve(store, ref), SystemClock())
+    show(tagging(store.url, created), output_of(ctx))
+
+
+def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None) -> None:
+    """Take a name away; the checkpoint stays until a rotation or prune lets it go.
+
+    Example: resilient ckpt untag release runs/gpt2
+    """
+    store = open_repository(place, repo)
+    show(untagging(store.url, name, remove_tag(store, name)), output_of(ctx))
+
+
+def prune(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest N.")
+    ] = None,
+    keep_best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC:N", help="Keep the best N; add :min or :max to be clear."),
+    ] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep steps that are multiples of N.")
+    ] = None,
+    keep_hourly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N hours (UTC).")
+    ] = None,
+    keep_daily: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N days (UTC).")
+    ] = None,
+    keep_tag: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keep what has this tag; any tag does.")
+    ] = None,
+    level: Annotated[
+        Level, typer.Option(help="How to prove the newest before older ones go: quick or full.")
+    ] = Level.QUICK,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> int:
+    """Delete what no policy keeps, and say of everything else why it stays.
+
+    What stays is the union of all reasons. The newest, what has a tag, what the run protects and
+    what a life has just begun from always stay; nothing goes while the newest is damaged.
+    Exit code 0: done. 1: something holds the checkpoints, and nothing was deleted.
+
+    Example: resilient ckpt prune runs/gpt2 --keep-last 3 --keep-best loss:2 --dry-run
+    """
+    retention = Retention(
+        keep_last=keep_last,
+        keep_best=tuple(map(parse_best, keep_best or ())),
+        keep_every=keep_every,
+        keep_hourly=keep_hourly,
+        keep_daily=keep_daily,
+        keep_tags=tuple(keep_tag or ()),
+        verify_before_rotate="quick" if level is Level.QUICK else "full",
+    )
+    if retention.is_empty:
+        raise UsageError(
+            "no policy was given, so there is nothing to decide by",
+            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
+        )
+    output = output_of(ctx)
+    asks = not (dry_run or yes)
+    if asks and not _is_somebody_there(output):
+        raise UsageError(
+            "prune deletes, and nobody is there to confirm it",
+            hint="look with --dry-run, then use --yes",
+        )
+    store = open_repository(place, repo)
+    committed_of(store)
+    mine = max(list_numbers(store), default=0)
+    found = look(store, retention, in_full=True)
+    unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
+    if unknown:
+        raise UsageError(
+            f"no tag `{unknown[0]}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
+        )
+    plan = found.plan
+    if asks and plan.doomed:
+        show(pruning(store.url, found, plan, done=False), output)
+        if not typer.confirm(f"Delete {len(plan.doomed)}?", err=True):
+            return ANSWER_IS_NO
+    if not dry_run:
+        plan = carry_out(store, found, mine)
+    show(pruning(store.url, found, plan, done=not dry_run), output)
+    return ANSWER_IS_NO if plan.held else 0
+
+
+def _is_somebody_there(output: Output) -> bool:
+    """Say whether a question would be seen and could be answered."""
+    return (
+        sys.stdin.isatty()
+        and sys.stderr.isatty()
+        and output.format is Format.HUMAN
+        and not output.quiet
+    )

@@ -1,0 +1,154 @@
+"""``resilient train``: launch, supervise and resume a training script."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.errors import ScriptNotFound
+from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options
+from resilient_cli.render import Answer, Facts, redact, show
+
+if TYPE_CHECKING:
+    from resilient.build import Plan
+
+
+def _option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, **more)
+
+
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="Script, or module with -m.")]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own, untouched.")
+]
+Module = Annotated[bool, _option("SCRIPT is the name of a module.", "--module", "-m")]
+Repo = Annotated[str, _option("Checkpoint repository.", "--repo", "-r", envvar="RESILIENT_REPO")]
+Resume = Annotated[str, _option("auto, never, or the name of a checkpoint.")]
+Nproc = Annotated[str, _option("Workers on this host: a number, cpu, gpu or auto.")]
+MaxRestarts = Annotated[int, _option("Restarts after failures; preemptions are free.", min=0)]
+Grace = Annotated[
+    float, _option("Seconds from SIGTERM to SIGKILL.", "--grace", "--shutdown-timeout", min=0)
+]
+SingleWriter = Annotated[
+    bool, _option("Promise: no two jobs write to the repository at once.", "--single-writer")
+]
+HostBytesMax = Annotated[
+    int,
+    _option(
+        "Shared memory of this host for staged checkpoints, in bytes; 0 is what the machine has; "
+        "-1, the default, stages in the trainers and runs no keeper."
+    ),
+]
+StorageOptions = Annotated[
+    str,
+    _option(
+        "Endpoint, region, credentials as JSON; set secrets in the environment, where `ps` "
+        "does not show them.",
+        "--storage-options",
+        envvar=STORAGE_OPTIONS,
+        show_default=False,
+    ),
+]
+Events = Annotated[str, _option("Folder for event files.")]
+DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
+Interval = Annotated[
+    float, _option("Seconds between two questions whether nodes want to join.", min=0.01)
+]
+Nnodes = Annotated[str, _option("Nodes: N or MIN:MAX.")]
+Standalone = Annotated[
+    bool, _option("One node that meets nobody; the default for one node.", "--standalone")
+]
+Backend = Annotated[str, _option("Rendezvous: c10d, static, or another that torch knows.")]
+Endpoint = Annotated[str, _option("Where the nodes meet: HOST:PORT.")]
+RunId = Annotated[str, _option("Name of the job, the same on every node.")]
+Conf = Annotated[str, _option("More for the rendezvous: key=value,key=value.")]
+NodeRank = Annotated[int, _option("This node's rank, for static.", min=0)]
+MasterAddr = Annotated[str, _option("Address of node 0, for static.")]
+MasterPort = Annotated[int, _option("Port of node 0, for static; 0 is 29500.", min=0, max=65535)]
+LocalAddr = Annotated[str, _option("This node's address, as the others see it.")]
+
+
+def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
+    ctx: typer.Context,
+    script: Script,
+    arguments: Arguments = None,
+    *,
+    module: Module = False,
+    repo: Repo = "",
+    resume: Resume = "auto",
+    nproc_per_node: Nproc = "1",
+    max_restarts: MaxRestarts = 3,
+    grace: Grace = 25.0,
+    single_writer: SingleWriter = False,
+    host_bytes_max: HostBytesMax = -1,
+    storage_options: StorageOptions = "",
+    events: Events = "",
+    dry_run: DryRun = False,
+    monitor_interval: Interval = 0.1,
+    nnodes: Nnodes = "1",
+    standalone: Standalone = False,
+    rdzv_backend: Backend = "c10d",
+    rdzv_endpoint: Endpoint = "",
+    rdzv_id: RunId = "",
+    rdzv_conf: Conf = "",
+    node_rank: NodeRank = 0,
+    master_addr: MasterAddr = "127.0.0.1",
+    master_port: MasterPort = 0,
+    local_addr: LocalAddr = "",
+) -> None:
+    """Run SCRIPT on every worker, restart it after failures, end with a code that says why.
+
+    Everything after SCRIPT belongs to the script. Exit code 75 means: preempted and saved, the
+    same command resumes.
+    """
+    from resilient import build
+
+    if not module and not Path(script).is_file():
+        raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
+    reach = parse_storage_options(storage_options, "the storage options")
+    meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
+    options = build.TrainOptions(
+        target=script,
+        arguments=tuple(arguments or ()),
+        is_module=module,
+        nproc_per_node=nproc_per_node,
+        max_restarts=max_restarts,
+        rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
+        patience=build.Patience(interval_seconds=monitor_interval, grace_seconds=grace),
+        wishes=build.Wishes(repo, resume, events, single_writer, storage_options=reach),
+        host_bytes_max=host_bytes_max,
+    )
+    if dry_run:
+        show(_answer(build.resolve(options), options.wishes.repo), ctx.find_root().obj)
+        return
+    raise typer.Exit(build.supervise(options))
+
+
+def _answer(plan: Plan, repo: str) -> Answer:
+    """Return what would be run, and where its workers would meet."""
+    command = shlex.join((sys.executable, *plan.command))
+    repository = redact(repo)
+    document = {
+        "command": command,
+        "workers_per_node": plan.nproc,
+        "nodes_min": plan.nodes_min,
+        "nodes_max": plan.nodes_max,
+        "rendezvous": {
+            "backend": plan.backend,
+            "endpoint": plan.endpoint,
+            "run_id": plan.run_id,
+        },
+        "repository": repository or None,
+    }
+    pairs = (
+        ("command", command),
+        ("workers", f"{plan.nproc} per node"),
+        ("nodes", f"{plan.nodes_min} to {plan.nodes_max}"),
+        ("rendezvous", f"{plan.backend} at {plan.endpoint}, run {plan.run_id}"),
+        ("repository", repository or "left to the script"),
+    )
+    return Answer("train", "plan", document, (Facts(pairs),), ids=(plan.run_id,))

@@ -1,0 +1,32 @@
+"""``resilient version``: what runs, without starting any of it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import typer  # noqa: TC002 - Typer reads the annotations when it runs
+
+import resilient
+from resilient_cli.render import Answer, Facts, show
+
+
+def version(ctx: typer.Context) -> None:
+    """Show the versions of what runs."""
+    versions = {
+        "resilient": resilient.__version__,
+        "python": platform.python_version(),
+        "torch": _installed("torch"),
+    }
+    facts = Facts(tuple((name, value or "not installed") for name, value in versions.items()))
+    answer = Answer("version", "version", versions, (facts,), ids=(resilient.__version__,))
+    show(answer, ctx.find_root().obj)
+
+
+def _installed(distribution: str) -> str | None:
+    """Return a distribution's version from its metadata; importing torch takes seconds."""
+    try:
+        return installed_version(distribution)
+    except PackageNotFoundError:
+        return None

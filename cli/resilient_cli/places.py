@@ -1,0 +1,76 @@
+"""Which repository and which checkpoint a command line means."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.errors import RepositoryNotFound, UsageError
+from resilient.storage.open import open_store
+from resilient.vault.catalog import committed, lineage
+from resilient.vault.generations import list_numbers
+from resilient.world.launch import read_storage_options
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient_cli.render import Output
+
+Ref = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="REF",
+        help="latest, latest~2, step:120, checkpoint-120-g3 or a unique prefix of one.",
+        show_default=False,
+    ),
+]
+Place = Annotated[str | None, typer.Argument(metavar="REPO", help="URL or path of the repository.")]
+Repo = Annotated[
+    str | None,
+    typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="The same as an option."),
+]
+
+
+def output_of(ctx: typer.Context) -> Output:
+    """Return how the answer is wanted."""
+    output: Output = ctx.find_root().obj
+    return output
+
+
+def open_repository(place: str | None, repo: str | None) -> Store:
+    """Open the repository that the argument, the option or the environment names.
+
+    Raises:
+        UsageError: none of them does.
+    """
+    url = place or repo
+    if not url:
+        raise UsageError(
+            "no repository was named", hint="add its URL, or use --repo, or set RESILIENT_REPO"
+        )
+    return open_store(url, storage_options=read_storage_options(os.environ))
+
+
+def ref_and_place(
+    ref: str | None, place: str | None, repo: str | None
+) -> tuple[str | None, str | None]:
+    """Tell what a lone argument means: a path, or anything when no repository is known yet."""
+    if ref and not place and ("/" in ref or not repo):
+        return None, ref
+    return ref, place
+
+
+def committed_of(store: Store) -> list[CheckpointId]:
+    """Return the committed checkpoints of what must be a repository.
+
+    Raises:
+        RepositoryNotFound: no run ever began here.
+    """
+    found = committed(store)
+    if not found and not list_numbers(store) and not lineage(store).skipped:
+        raise RepositoryNotFound(
+            f"no repository at `{store.url}`", hint="look at the URL; no run ever began there"
+        )
+    return found

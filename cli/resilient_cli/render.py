@@ -1,0 +1,197 @@
+"""Values to a table, to plain columns or to JSON; the only module that styles.
+
+stdout carries the answer and nothing else; whatever is said about the work goes to stderr.
+Terminal colours are three escape codes, so nothing heavier is loaded for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_GAP = "  "
+_KIBI = 1024
+_STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
+_USER_INFO = re.compile(r"(?<=://)[^/\s@]+@")
+
+
+class Format(StrEnum):
+    """What the answer is for: eyes, other Unix tools, or programs."""
+
+    HUMAN = "human"
+    PLAIN = "plain"
+    JSON = "json"
+
+
+@dataclass(slots=True)
+class Output:
+    """How the answer is wanted; the global options fill it in as they are met."""
+
+    format: Format = Format.HUMAN
+    quiet: bool = False
+    debug: bool = False
+    color: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names. A cell that is a word of a state gets that state's colour."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values, one pair per line."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command found out, once, for every format.
+
+    Attributes:
+        command: dotted name, for example ``ckpt.ls``; part of the schema's name.
+        kind: the JSON document's ``type``.
+        document: the JSON document's other fields.
+        blocks: the same for people, in order; texts are left out of plain columns.
+        ids: what ``-q`` prints, one per line.
+    """
+
+    command: str
+    kind: str
+    document: Mapping[str, Any]
+    blocks: tuple[Table | Facts | str, ...]
+    ids: tuple[str, ...] = field(default=())
+
+
+def show(answer: Answer, output: Output) -> None:
+    """Write the answer to stdout in the wanted format."""
+    if output.quiet:
+        lines: Iterable[str] = answer.ids
+    elif output.format is Format.JSON:
+        schema = {"schema": f"resilient/{answer.command}@1", "type": answer.kind}
+        lines = [json.dumps({**schema, **answer.document})]
+    elif output.format is Format.PLAIN:
+        lines = _plain_lines(answer.blocks)
+    else:
+        lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout))
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def show_error(fields: Mapping[str, Any], output: Output) -> None:
+    """Write an error to stderr: two lines for people, one JSON object for programs.
+
+    Args:
+        fields: ``exit``, ``code``, ``message`` and ``hint``.
+        output: the wanted format.
+    """
+    clean = {
+        name: redact(value) if isinstance(value, str) else value for name, value in fields.items()
+    }
+    if output.format is Format.JSON:
+        sys.stderr.write(json.dumps({"type": "error", **clean}) + "\n")
+        return
+    word = _paint("error:", colored=_colored(output, sys.stderr))
+    sys.stderr.write(f"{word} {clean['message']}  [{clean['code']}]\n")
+    if clean["hint"]:
+        sys.stderr.write(f"  hint: {clean['hint']}\n")
+
+
+def redact(text: str) -> str:
+    """Return ``text`` without user names and secrets in front of a URL's host."""
+    return _USER_INFO.sub("***@", text)
+
+
+def human_size(size_bytes: int) -> str:
+    """Return a size for people: ``512 B``, ``4.9 GiB``."""
+    if size_bytes < _KIBI:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    units = iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = ""
+    # 1023.95 would be rounded to 1024.0 of the smaller unit.
+    while size >= (_KIBI - 0.05 if unit else _KIBI):
+        size, unit = size / _KIBI, next(units, "EiB")
+    return f"{size:.1f} {unit}"
+
+
+def human_age(seconds: float) -> str:
+    """Return an age for people in its largest whole unit: ``5s``, ``14m``, ``3h``, ``12d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def age_seconds(then: str, now: str) -> float | None:
+    """Return the seconds between two ISO 8601 times, None when one cannot be read."""
+    try:
+        return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain_lines(blocks: Sequence[Table | Facts | str]) -> Iterator[str]:
+    """Yield tab-separated lines, a blank one between blocks; texts are for people only."""
+    shown = [block for block in blocks if not isinstance(block, str)]
+    for number, block in enumerate(shown):
+        if number:
+            yield ""
+        rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
+        yield from ("\t".join(map(_printable, row)) for row in rows)
+
+
+def _human_lines(blocks: Sequence[Table | Facts | str], *, colored: bool) -> Iterator[str]:
+    """Yield the lines of all blocks, a blank one before each table but the first."""
+    shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
+    for number, block in enumerate(shown):
+        if isinstance(block, str):
+            yield block
+            continue
+        if number and isinstance(block, Table):
+            yield ""
+        rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
+        yield from _aligned(rows, colored=colored)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], *, colored: bool) -> Iterator[str]:
+    """Yield rows with every column but the last padded to its widest cell."""
+    clean = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    for row in clean:
+        padded = (
+            _paint(cell, colored=colored) + " " * (width - len(cell))
+            for cell, width in zip(row, widths, strict=True)
+        )
+        yield _GAP.join(padded).rstrip()
+
+
+def _printable(cell: str) -> str:
+    """Return a cell that cannot move the cursor; names come from files that others wrote."""
+    return cell if cell.isprintable() else cell.encode("unicode_escape").decode("ascii")
+
+
+def _paint(word: str, *, colored: bool) -> str:
+    style = _STYLES.get(word)
+    return f"\x1b[{style}m{word}\x1b[0m" if colored and style else word
+
+
+def _colored(output: Output, stream: TextIO) -> bool:
+    """Say whether colours are welcome; the conventions of no-color.org and clig.dev."""
+    if not output.color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

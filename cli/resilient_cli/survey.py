@@ -1,0 +1,95 @@
+"""What is known of checkpoints: manifest and findings, as one value each."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from resilient.errors import IntegrityError, KeyNotFound
+from resilient.format.names import MANIFEST
+from resilient.vault.catalog import read_manifest
+from resilient.vault.tags import list_tags, read_tag
+from resilient.vault.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.verify import Finding
+
+
+class Level(StrEnum):
+    """How closely to look."""
+
+    QUICK = "quick"
+    FULL = "full"
+    DEEP = "deep"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One checkpoint; without a manifest when this release cannot read it."""
+
+    checkpoint: CheckpointId
+    manifest: Manifest | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something that was committed is not there any more."""
+        return any(one.severity == "damaged" for one in self.findings)
+
+    @property
+    def intact(self) -> bool:
+        """Whether resume can take it, as far as the level looked."""
+        return self.manifest is not None and not self.damaged
+
+    @property
+    def state(self) -> str:
+        """The word for it."""
+        if self.damaged:
+            return "DAMAGED"
+        return "warning" if self.findings else "ok"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the manifest speaks of, 0 without one."""
+        return self.manifest.size_bytes if self.manifest else 0
+
+
+def survey(store: Store, checkpoints: Iterable[CheckpointId], level: Level) -> list[Survey]:
+    """Examine checkpoints; one that is rotated away meanwhile is left out, not called damaged."""
+    found = []
+    for checkpoint in checkpoints:
+        with suppress(KeyNotFound):
+            found.append(examine(store, checkpoint, level))
+    return found
+
+
+def examine(store: Store, checkpoint: CheckpointId, level: Level) -> Survey:
+    """Return what is known of one checkpoint; damage is a value here, not an error.
+
+    Raises:
+        KeyNotFound: it has no manifest, or lost it to rotation while it was read.
+    """
+    findings = tuple(verify(store, checkpoint, level.value))
+    if any(one.file == MANIFEST for one in findings):
+        return Survey(checkpoint, None, findings)
+    # Rotation deletes the manifest first, so files that are gone count only while it is there.
+    return Survey(checkpoint, read_manifest(store, checkpoint), findings)
+
+
+def tags_of(store: Store) -> dict[str, CheckpointId | None]:
+    """Return what each tag names, None for a damaged one."""
+    found: dict[str, CheckpointId | None] = {}
+    for name in list_tags(store):
+        with suppress(KeyNotFound):
+            try:
+                found[name] = read_tag(store, name).checkpoint
+            except IntegrityError:
+                found[name] = None
+    return found

@@ -1,0 +1,148 @@
+"""The answer of ``ckpt inspect``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient_cli.render import Answer, Facts, Table, human_size
+from resilient_cli.views.words import NONE, age, count, folder, inline, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from resilient.format.manifest import Manifest, TensorEntry
+
+
+def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
+    """Return the answer of ``ckpt inspect``."""
+    parts = [_part(manifest, name) for name in _part_names(manifest)]
+    document = _document(manifest, parts)
+    blocks: tuple[Table | Facts, ...] = (
+        _about(manifest, now),
+        _config(manifest),
+        _files(manifest),
+        _parts(parts),
+    )
+    if with_tensors:
+        tensors = [_tensor(one) for one in manifest.tensors]
+        document["tensors"] = tensors
+        blocks = (*blocks, _tensors(tensors))
+    return Answer("ckpt.inspect", "checkpoint", document, blocks, (manifest.checkpoint.folder,))
+
+
+def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    files = [
+        {"name": one.name, "size_bytes": one.size_bytes, "rank": one.rank, "digest": one.digest}
+        for one in manifest.files
+    ]
+    return {
+        "id": manifest.checkpoint.folder,
+        "run_id": manifest.run_id,
+        "step": manifest.checkpoint.step,
+        "generation": manifest.checkpoint.generation,
+        "parent": folder(manifest.parent),
+        "created_at": manifest.created_at,
+        "format_version": manifest.format_version,
+        "root": manifest.root,
+        "size_bytes": manifest.size_bytes,
+        "world": dict(manifest.world),
+        "config": dict(manifest.config),
+        "software": dict(manifest.software),
+        "data": dict(manifest.data),
+        "metrics": dict(manifest.metrics),
+        "protects": [one.folder for one in manifest.protects],
+        "files": files,
+        "parts": parts,
+    }
+
+
+def _about(manifest: Manifest, now: str) -> Facts:
+    size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
+    return Facts(
+        (
+            ("checkpoint", manifest.checkpoint.folder),
+            ("run", manifest.run_id),
+            ("step", str(manifest.checkpoint.step)),
+            ("generation", str(manifest.checkpoint.generation)),
+            ("parent", folder(manifest.parent) or "scratch"),
+            ("created", f"{manifest.created_at} ({age(manifest.created_at, now)} ago)"),
+            ("size", size),
+            ("world", inline(manifest.world)),
+            ("data", inline(manifest.data)),
+            ("metrics", inline(manifest.metrics)),
+            ("protects", ", ".join(map(str, manifest.protects)) or NONE),
+            ("software", inline(manifest.software)),
+            ("root", manifest.root),
+        )
+    )
+
+
+def _config(manifest: Manifest) -> Table:
+    rows = tuple((name, plain(value)) for name, value in manifest.config.items())
+    return Table(("CONFIG", "VALUE"), rows)
+
+
+def _files(manifest: Manifest) -> Table:
+    return Table(
+        ("FILE", "SIZE", "RANK", "DIGEST"),
+        tuple(
+            (one.name, human_size(one.size_bytes), str(one.rank), one.digest)
+            for one in manifest.files
+        ),
+    )
+
+
+def _part_names(manifest: Manifest) -> list[str]:
+    """Return every part once; ranks' receipts repeat a part that all of them hold."""
+    named = [part.name for part in manifest.parts]
+    return list(dict.fromkeys([*named, *(tensor.part for tensor in manifest.tensors)]))
+
+
+def _part(manifest: Manifest, name: str) -> dict[str, Any]:
+    tensors = [one for one in manifest.tensors if one.part == name]
+    scope = next((part.scope for part in manifest.parts if part.name == name), "")
+    return {
+        "type": "part",
+        "name": name,
+        "scope": scope,
+        "tensors": len(tensors),
+        "size_bytes": sum(one.size_bytes for one in tensors),
+    }
+
+
+def _parts(parts: Iterable[Mapping[str, Any]]) -> Table:
+    return Table(
+        ("PART", "SCOPE", "TENSORS", "SIZE"),
+        tuple(
+            (one["name"], one["scope"] or NONE, str(one["tensors"]), human_size(one["size_bytes"]))
+            for one in parts
+        ),
+    )
+
+
+def _tensor(tensor: TensorEntry) -> dict[str, Any]:
+    return {
+        "type": "tensor",
+        "name": tensor.name,
+        "part": tensor.part,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "size_bytes": tensor.size_bytes,
+        "files": sorted({one.file for one in tensor.regions}),
+    }
+
+
+def _tensors(tensors: Iterable[Mapping[str, Any]]) -> Table:
+    return Table(
+        ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILES"),
+        tuple(
+            (
+                one["name"],
+                one["dtype"],
+                "x".join(map(str, one["shape"])) or "scalar",
+                human_size(one["size_bytes"]),
+                ", ".join(one["files"]),
+            )
+            for one in tensors
+        ),
+    )

@@ -1,0 +1,173 @@
+"""The answer of ``ckpt ls``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient_cli.render import Answer, Table, human_size
+from resilient_cli.views.words import NONE, age, count, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.format.names import CheckpointId
+    from resilient.vault.catalog import Lineage
+    from resilient.vault.generations import Generation
+    from resilient_cli.survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything that ``ckpt ls`` found.
+
+    Attributes:
+        url: the repository.
+        surveys: the checkpoints, newest first.
+        lineage: what resume may use.
+        generations: the lives of the run, rising.
+        tags: what each tag names, None for a damaged one.
+    """
+
+    url: str
+    surveys: Sequence[Survey]
+    lineage: Lineage
+    generations: Sequence[Generation]
+    tags: Mapping[str, CheckpointId | None]
+
+    @property
+    def resume(self) -> CheckpointId | None:
+        """The first checkpoint of the line of descent in which nothing wrong was seen."""
+        intact = {one.checkpoint for one in self.surveys if one.intact}
+        return next((one for one in self.lineage.candidates if one in intact), None)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all checkpoints together."""
+        return sum(one.size_bytes for one in self.surveys)
+
+    def tags_on(self, checkpoint: CheckpointId) -> list[str]:
+        """Return the tags that name a checkpoint."""
+        return [name for name, named in self.tags.items() if named == checkpoint]
+
+    @property
+    def idle_tags(self) -> list[str]:
+        """Tags that name nothing: damaged ones, and those whose checkpoint is gone."""
+        there = {one.checkpoint for one in self.surveys}
+        return [name for name, named in self.tags.items() if named not in there]
+
+    def state(self, survey: Survey) -> str:
+        """Return the word for a checkpoint's state; damage outranks being abandoned."""
+        abandoned = survey.checkpoint not in self.lineage.candidates
+        return "abandoned" if abandoned and survey.intact else survey.state
+
+
+def listing(found: Listing, now: str) -> Answer:
+    """Return the answer of ``ckpt ls``."""
+    document = {
+        "repository": found.url,
+        "resume": folder(found.resume),
+        "size_bytes": found.size_bytes,
+        "checkpoints": [_checkpoint(found, survey) for survey in found.surveys],
+        "generations": [_generation(life) for life in found.generations],
+        "skipped": [asdict(one) for one in found.lineage.skipped],
+        "lost": found.lineage.lost,
+        "tags": {name: folder(named) for name, named in found.tags.items()},
+    }
+    table = Table(
+        ("STEP", "GEN", "AGE", "SIZE", "RANKS", "STATE", "ID", "NOTE"),
+        tuple(_row(found, survey, now) for survey in found.surveys),
+    )
+    skipped = [f"passed over: {one.name}: {one.reason}" for one in found.lineage.skipped]
+    idle = [f"tag {name} names nothing: resilient ckpt untag {name}" for name in found.idle_tags]
+    blocks: tuple[Table | str, ...] = (
+        table,
+        _closing(found),
+        *skipped,
+        *idle,
+        _lives(found, now),
+    )
+    ids = tuple(survey.checkpoint.folder for survey in found.surveys)
+    return Answer("ckpt.ls", "checkpoints", document, blocks, ids)
+
+
+def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
+    manifest = survey.manifest
+    return {
+        "type": "checkpoint",
+        "id": survey.checkpoint.folder,
+        "step": survey.checkpoint.step,
+        "generation": survey.checkpoint.generation,
+        "parent": folder(manifest.parent) if manifest else None,
+        "created_at": manifest.created_at if manifest else None,
+        "size_bytes": manifest.size_bytes if manifest else None,
+        "ranks": manifest.world.get("size") if manifest else None,
+        "state": found.state(survey).lower(),
+        "abandoned": survey.checkpoint not in found.lineage.candidates,
+        "tags": found.tags_on(survey.checkpoint),
+        "findings": [asdict(one) for one in survey.findings],
+    }
+
+
+def _generation(life: Generation) -> dict[str, Any]:
+    return {
+        "type": "generation",
+        "number": life.number,
+        "parent": folder(life.parent),
+        "cause": life.cause,
+        "claimed_at": life.claimed_at,
+        "host": life.host,
+    }
+
+
+def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
+    manifest = survey.manifest
+    about = (NONE, NONE, NONE)
+    if manifest:
+        ranks = str(manifest.world.get("size", NONE))
+        about = (age(manifest.created_at, now), human_size(manifest.size_bytes), ranks)
+    return (
+        str(survey.checkpoint.step),
+        str(survey.checkpoint.generation),
+        *about,
+        found.state(survey),
+        survey.checkpoint.folder,
+        _note(found, survey),
+    )
+
+
+def _note(found: Listing, survey: Survey) -> str:
+    if not survey.findings:
+        return ", ".join(f"tag {name}" for name in found.tags_on(survey.checkpoint))
+    first, *others = survey.findings
+    return f"{first.file}: {first.problem}" + (f" (and {len(others)} more)" if others else "")
+
+
+def _closing(found: Listing) -> str:
+    total = f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
+    if found.resume:
+        return f"{total} Training would resume from {found.resume}."
+    if found.lineage.candidates or found.lineage.lost:
+        return f"{total} Training has nothing whole to resume from."
+    return f"{total} Training would start from scratch."
+
+
+def _lives(found: Listing, now: str) -> Table:
+    steps: dict[int, list[str]] = defaultdict(list)
+    for survey in reversed(found.surveys):
+        mark = " (abandoned)" if survey.checkpoint not in found.lineage.candidates else ""
+        steps[survey.checkpoint.generation].append(f"{survey.checkpoint.step}{mark}")
+    return Table(
+        ("LIFE", "BEGAN FROM", "CAUSE", "AGE", "SAVED STEPS"),
+        tuple(
+            (
+                str(life.number),
+                folder(life.parent) or "scratch",
+                life.cause,
+                age(life.claimed_at, now),
+                ", ".join(steps[life.number]) or NONE,
+            )
+            for life in found.generations
+        ),
+    )

@@ -1,0 +1,77 @@
+"""The answers of ``ckpt prune``, ``tag`` and ``untag``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient_cli.render import Answer, Facts, Table, human_size
+from resilient_cli.views.words import NONE, count, folder
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+    from resilient.vault.planning import RotationPlan
+    from resilient.vault.rotate import Found
+    from resilient.vault.tags import Tag
+
+
+def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer:
+    """Return the answer of ``ckpt prune``.
+
+    Args:
+        url: the repository.
+        found: what the plan was made of.
+        plan: what goes; as far as it was carried out if ``done``.
+        done: whether it was carried out.
+    """
+    freed = found.size_bytes(plan.doomed)
+    document = {
+        "repository": url,
+        "done": done,
+        "held": plan.held,
+        "freed_bytes": freed,
+        "kept": [
+            {"type": "kept", "id": one.folder, "reasons": list(reasons)}
+            for one, reasons in plan.kept.items()
+        ],
+        "deleted": [
+            {"type": "deleted", "id": one.folder, "size_bytes": found.size_bytes([one])}
+            for one in plan.doomed
+        ],
+        "damaged": {one.folder: why for one, why in plan.damaged.items()},
+    }
+    kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
+    gone = [_row(found, one, "delete", NONE) for one in plan.doomed]
+    table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
+    ids = tuple(one.folder for one in plan.doomed)
+    return Answer("ckpt.prune", "rotation", document, (table, _closing(plan, freed, done)), ids)
+
+
+def _row(found: Found, one: CheckpointId, verdict: str, why: str) -> tuple[str, ...]:
+    size = human_size(found.size_bytes([one]))
+    return (str(one.step), str(one.generation), size, verdict, one.folder, why)
+
+
+def _closing(plan: RotationPlan, freed: int, done: bool) -> str:  # noqa: FBT001 - one sentence
+    gone = count(len(plan.doomed), "checkpoint")
+    if plan.held and not plan.doomed:
+        return f"Nothing was deleted: {plan.held}."
+    if not done:
+        return f"{gone} would go, {human_size(freed)}. Nothing was deleted."
+    rest = f" The rest stays: {plan.held}." if plan.held else ""
+    return f"{gone} deleted, {human_size(freed)} freed.{rest}"
+
+
+def tagging(url: str, tag: Tag) -> Answer:
+    """Return the answer of ``ckpt tag``."""
+    named, undo = tag.checkpoint.folder, f"resilient ckpt untag {tag.name} {url}"
+    document = {"repository": url, "name": tag.name, "id": named, "undo": undo}
+    facts = Facts((("tag", tag.name), ("names", named), ("undo", undo)))
+    return Answer("ckpt.tag", "tag", document, (facts,), (named,))
+
+
+def untagging(url: str, name: str, named: CheckpointId | None) -> Answer:
+    """Return the answer of ``ckpt untag``; a damaged tag cannot say what it named."""
+    undo = f"resilient ckpt tag {named} {name} {url}" if named else ""
+    document = {"repository": url, "name": name, "id": folder(named), "undo": undo}
+    facts = Facts((("removed", name), ("named", folder(named) or NONE), ("undo", undo or NONE)))
+    return Answer("ckpt.untag", "tag", document, (facts,), (name,))

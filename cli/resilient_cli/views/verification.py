@@ -1,0 +1,71 @@
+"""The answer of ``ckpt verify``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from resilient_cli.render import Answer, Table, human_size
+from resilient_cli.views.words import NONE, count, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.format.names import CheckpointId
+    from resilient.vault.verify import Finding
+    from resilient_cli.survey import Level, Survey
+
+
+def verification(
+    url: str, surveys: Sequence[Survey], resume: CheckpointId | None, level: Level
+) -> Answer:
+    """Return the answer of ``ckpt verify``."""
+    intact = [survey for survey in surveys if survey.intact]
+    damaged = [survey for survey in surveys if survey.damaged]
+    document = {
+        "repository": url,
+        "level": level.value,
+        "intact": len(intact),
+        "damaged": len(damaged),
+        "unreadable": len(surveys) - len(intact) - len(damaged),
+        "resume": folder(resume),
+        "checkpoints": [_checkpoint(survey) for survey in surveys],
+    }
+    rows = tuple(row for survey in surveys for row in _rows(survey))
+    table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
+    fixes = dict.fromkeys(one.fix for survey in surveys for one in survey.findings if one.fix)
+    counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
+    ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
+    blocks: tuple[Table | str, ...] = (
+        table,
+        f"{counts} {ruling}",
+        *[f"fix: {fix}" for fix in fixes],
+    )
+    ids = tuple(survey.checkpoint.folder for survey in intact)
+    return Answer("ckpt.verify", "verification", document, blocks, ids)
+
+
+def _checkpoint(survey: Survey) -> dict[str, Any]:
+    return {
+        "type": "checkpoint",
+        "id": survey.checkpoint.folder,
+        "state": survey.state.lower(),
+        "intact": survey.intact,
+        "files": len(survey.manifest.files) if survey.manifest else None,
+        "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
+        "findings": [asdict(one) for one in survey.findings],
+    }
+
+
+def _rows(survey: Survey) -> list[tuple[str, ...]]:
+    """Return one row per finding, or one that says how much was looked at."""
+    name = survey.checkpoint.folder
+    if survey.findings or not survey.manifest:
+        return [_finding(name, survey.state, one) for one in survey.findings]
+    files = count(len(survey.manifest.files), "file")
+    return [(name, survey.state, files, human_size(survey.size_bytes), NONE, NONE)]
+
+
+def _finding(name: str, state: str, finding: Finding) -> tuple[str, ...]:
+    span = f"{finding.start}-{finding.stop}" if finding.stop > finding.start else NONE
+    return (name, state, finding.file, span, finding.tensor or NONE, finding.problem)
