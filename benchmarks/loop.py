@@ -1,0 +1,258 @@
+"""Time per optimizer step of our Trainer, against a bare loop, accelerate and transformers.
+
+Everybody does the same work on the CPU with one thread: zero_grad, forward, backward, clipping,
+AdamW, LambdaLR, batches from a DataLoader, the loss logged every ten steps; nothing is saved
+or evaluated. Measured is the mean time of a step between the end of the last warm-up step and
+the end of the last step; setting up is not counted. All contenders run in one process in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.harness import Report, installed, medians, ratio, spread, take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+ROUNDS = 15
+WARM_UP_STEPS = 50
+MEASURED_STEPS = 250
+STEPS = WARM_UP_STEPS + MEASURED_STEPS
+LOGGING_STEPS = 10
+BATCH = 32
+WIDTH = 256
+CLASSES = 10
+LEARNING_RATE = 1e-3
+MAX_NORM = 1.0
+
+PAIRS = (
+    ("ours", "bare"),
+    ("ours", "hf"),
+    ("ours", "accelerate"),
+    ("hf", "bare"),
+    ("accelerate", "bare"),
+)
+
+Sample = dict[str, Any]
+Contender = Callable[["Dataset[Sample]"], float]
+
+
+class Mlp(nn.Module):
+    """Returns its loss first, as the trainers want it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
+            nn.Linear(WIDTH, CLASSES),
+        )  # fmt: skip
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss and the logits."""
+        logits = self.layers(inputs)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Points(Dataset[Sample]):
+    """Random points, one batch of them per step of one epoch."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(STEPS * BATCH, WIDTH, generator=generator)
+        self.labels = torch.randint(CLASSES, (STEPS * BATCH,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+
+def collate(samples: list[Sample]) -> Sample:
+    """Stack samples; the same function for everybody."""
+    return {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
+
+
+@dataclass
+class Stopwatch:
+    """Reads the clock at the end of the last warm-up step and of the last step."""
+
+    done: int = 0
+    readings: list[float] = field(default_factory=list)
+
+    def step_ended(self) -> None:
+        """Count one step."""
+        self.done += 1
+        if self.done in (WARM_UP_STEPS, STEPS):
+            self.readings.append(time.perf_counter())
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean over the measured steps."""
+        assert self.done == STEPS, f"{self.done} steps instead of {STEPS}"
+        return (self.readings[1] - self.readings[0]) / MEASURED_STEPS
+
+
+def run(rounds: int) -> Report:
+    """Measure every contender that is installed."""
+    torch.set_num_threads(1)
+    points = Points()
+    present, notes = _present()
+    calls = {name: _quietly(contender, points) for name, contender in present.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        take_turns(calls, 1)
+        found = take_turns(calls, rounds)
+    pairs = [(one, other) for one, other in PAIRS if one in present and other in present]
+    figures = {
+        "rounds": rounds,
+        "steps_per_round": MEASURED_STEPS,
+        **medians(found, "microseconds_per_step", scale=1e6),
+        **{f"{one}_over_{other}_lowest_highest": spread(found, one, other) for one, other in pairs},
+        **{f"{name}_version": installed(name) for name in ("accelerate", "transformers")},
+        **notes,
+    }
+    ratios = {f"{one}_over_{other}": ratio(found, one, other) for one, other in pairs}
+    return Report("loop", ratios, figures)
+
+
+def _present() -> tuple[Mapping[str, Contender], Mapping[str, str]]:
+    """Return the contenders that can be imported, and why the others are not measured."""
+    homes = {
+        "ours": ("resilient.train.trainer", ours),
+        "accelerate": ("accelerate", accelerated),
+        "hf": ("transformers", hf),
+    }
+    present: dict[str, Contender] = {"bare": bare}
+    notes = {}
+    for name, (home, contender) in homes.items():
+        try:
+            import_module(home)
+        except ImportError as error:
+            notes[f"{name}_note"] = f"not measured: {error}"
+        else:
+            present[name] = contender
+    return present, notes
+
+
+def bare(points: Dataset[Sample]) -> float:
+    """Measure the loop that one would write by hand."""
+    model, optimizer, scheduler, loader = _parts(points)
+    parameters, watch, logged, total = list(model.parameters()), Stopwatch(), [], torch.zeros(())
+    for batch in loader:
+        loss = model(**batch)["loss"]
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if (watch.done + 1) % LOGGING_STEPS == 0:
+            logged.append(total.item() / LOGGING_STEPS)
+            total.zero_()
+        watch.step_ended()
+    return watch.seconds_per_step
+
+
+def accelerated(points: Dataset[Sample]) -> float:
+    """Measure the same loop as accelerate's documentation writes it."""
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(*_in_its_order(_parts(points)))
+    parameters, watch, logged, total = list(model.parameters()), Stopwatch(), [], torch.zeros(())
+    for batch in loader:
+        loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if (watch.done + 1) % LOGGING_STEPS == 0:
+            logged.append(total.item() / LOGGING_STEPS)
+            total.zero_()
+        watch.step_ended()
+    return watch.seconds_per_step
+
+
+def hf(points: Dataset[Sample]) -> float:
+    """Measure the Trainer of transformers."""
+    import transformers
+
+    return _trainer(transformers, points, report_to=[], accelerator_config={"split_batches": False})
+
+
+def ours(points: Dataset[Sample]) -> float:
+    """Measure our Trainer."""
+    import resilient
+
+    return _trainer(resilient, points)
+
+
+def _trainer(library: Any, points: Dataset[Sample], **more: Any) -> float:
+    """Run a Trainer of the field's common interface."""
+    watch = Stopwatch()
+
+    class Watching(library.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            watch.step_ended()
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = library.TrainingArguments(
+            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=BATCH,
+            learning_rate=LEARNING_RATE, max_grad_norm=MAX_NORM, optim="adamw_torch",
+            lr_scheduler_type="linear", logging_steps=LOGGING_STEPS, save_strategy="no",
+            eval_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
+            **more,
+        )  # fmt: skip
+        trainer = library.Trainer(
+            model=Mlp(), args=arguments, train_dataset=points, data_collator=collate,
+            callbacks=[Watching()],
+        )  # fmt: skip
+        trainer.train()
+    return watch.seconds_per_step
+
+
+def _parts(points: Dataset[Sample]) -> tuple[nn.Module, Any, Any, Any]:
+    torch.manual_seed(0)
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
+    return model, optimizer, scheduler, DataLoader(points, BATCH, shuffle=True, collate_fn=collate)
+
+
+def _in_its_order(parts: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    model, optimizer, scheduler, loader = parts
+    return model, optimizer, loader, scheduler
+
+
+def _quietly(contender: Contender, points: Dataset[Sample]) -> Callable[[], float]:
+    """Return the contender with its own output thrown away, but not the cost of writing it."""
+
+    def call() -> float:
+        with (
+            Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            return contender(points)
+
+    return call

@@ -1,0 +1,115 @@
+"""Train once undisturbed and once through four faults; compare the ends bit for bit.
+
+    python -m examples.demo [--seed N] [--steps N] [--folder DIR]
+
+Exit code 0 if everything is identical, 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from examples.demo.compare import compare
+from examples.demo.faults import FAULTS, Outcome
+from examples.demo.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAVES = 6
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run both and print the table; return the exit code."""
+    options = read_options(argv)
+    seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(f"seed of the faults: {seed}   (again: make demo DEMO='--seed {seed}')")
+    shutil.rmtree(options.folder, ignore_errors=True)
+    every = options.steps // SAVES
+    script = ["--steps", str(options.steps), "--save-steps", str(every), "--save-total-limit", "3"]
+    script += ["--logging-steps", "1", "--eval-steps", str(3 * every)]
+    began_seconds = time.monotonic()
+    with progress_bar() as bar:
+        task = bar.add_task("undisturbed", total=options.steps)
+        calm = Job(options.folder / "calm", script, lambda step: bar.update(task, completed=step))
+        calm.start()
+        if calm.wait() != 0:
+            raise RuntimeError(f"the undisturbed run failed; see {calm.folder / 'said.txt'}")
+        bar.update(task, completed=options.steps)
+        task = bar.add_task("struck", total=options.steps)
+        struck = Job(
+            options.folder / "struck", script, lambda step: bar.update(task, completed=step)
+        )
+        outcomes = strike(struck, Random(seed), every)
+        bar.update(task, completed=options.steps)
+    console.print(table(outcomes))
+    verdict = compare(calm.store, struck.store)
+    for aspect, identical in verdict.items():
+        mark = "[green]identical[/]" if identical else "[red]DIFFERENT[/]"
+        console.print(f"{aspect:13} {mark}")
+    took_seconds = time.monotonic() - began_seconds
+    every_bit = all(verdict.values())
+    end = (
+        "identical to the bit" if every_bit else "DIFFERENT: this is a bug, please report the seed"
+    )
+    trained = len(struck.steps())
+    console.print(f"{options.steps} steps, {trained} trained in all, {took_seconds:.0f} s: {end}")
+    return 0 if every_bit else 1
+
+
+def strike(job: Job, random: Random, every: int) -> list[Outcome]:
+    """Start the job, let every fault happen to it, and wait for its end."""
+    job.start()
+    outcomes = [fault(job, random, every) for fault in FAULTS]
+    code = job.wait()
+    if code != 0:
+        raise RuntimeError(f"the struck run ended with {code}; see {job.folder / 'said.txt'}")
+    return outcomes
+
+
+def progress_bar() -> Progress:
+    """Return a bar on stderr, so that stdout holds only the answer."""
+    columns = (
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """Return what the faults did as a table."""
+    shown = Table(title="what happened")
+    for name in ("fault", "exit", "steps lost", "seconds to the next step", "resumed from", "why"):
+        shown.add_column(name, overflow="fold")
+    for one in outcomes:
+        seconds = f"{one.seconds:.1f}"
+        code = "-" if one.exit_code is None else str(one.exit_code)
+        shown.add_row(one.fault, code, str(one.lost_steps), seconds, one.checkpoint, one.why)
+    return shown
+
+
+def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="of the faults; drawn and printed if not given")
+    parser.add_argument("--steps", type=int, default=120, help="of each run")
+    parser.add_argument("--folder", type=Path, default=Path("demo-run"))
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The four faults, each struck at a moment that the seed decides."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from examples.demo.job import Job
+
+PREEMPTED = 75
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one fault did.
+
+    Attributes:
+        fault: in words.
+        exit_code: of the command as a shell shows it, None when it went on by itself.
+        lost_steps: trained once more.
+        seconds: from the fault, or the new start after it, to the next new step.
+        checkpoint: where the next life began.
+        why: why that one.
+    """
+
+    fault: str
+    exit_code: int | None
+    lost_steps: int
+    seconds: float
+    checkpoint: str
+    why: str
+
+
+def kill_a_rank(job: Job, random: Random, every: int) -> Outcome:
+    """SIGKILL a random rank at a random step; the agent restarts the group by itself."""
+    step, rank = random.randrange(every + 1, 2 * every), random.randrange(2)
+    job.until(lambda: job.last_step() >= step)
+
+    def strike() -> tuple[str, int | None]:
+        job.rank(rank).kill()
+        return f"SIGKILL to rank {rank}", None
+
+    return _observe(job, strike)
+
+
+def ask_to_stop(job: Job, random: Random, every: int) -> Outcome:
+    """SIGTERM to the job: all ranks agree on a step, save it, and the command exits 75."""
+    step = random.randrange(2 * every + 1, 3 * every)
+    job.until(lambda: job.last_step() >= step)
+
+    def strike() -> tuple[str, int]:
+        job.terminate()
+        code = job.wait()
+        if code != PREEMPTED:
+            raise RuntimeError(f"exit code {code} after SIGTERM, expected {PREEMPTED}")
+        return "SIGTERM to the job", code
+
+    return _observe(job, strike)
+
+
+def kill_in_a_save(job: Job, random: Random, every: int) -> Outcome:
+    """SIGKILL to every process while the files of a checkpoint are being written."""
+    step = random.randrange(3 * every + 1, 4 * every)
+    job.until(lambda: job.last_step() >= step)
+    job.until(job.saving, every_seconds=0.0)
+
+    def strike() -> tuple[str, int]:
+        code = job.strike_all()
+        cut_short = job.saving()
+        when = f"while it wrote {cut_short}" if cut_short else "just after a save"
+        return f"SIGKILL to the job {when}", code
+
+    return _observe(job, strike)
+
+
+def flip_a_bit(job: Job, random: Random, every: int) -> Outcome:
+    """SIGKILL to the job, then one bit of the newest checkpoint changes on the disk."""
+    step = random.randrange(4 * every + 1, 5 * every)
+    job.until(lambda: job.last_step() >= step)
+
+    def strike() -> tuple[str, int]:
+        code = job.strike_all()
+        newest = job.newest()
+        files = sorted((job.folder / newest.folder).iterdir())
+        path = random.choice([one for one in files if one.suffix in {".json", ".safetensors"}])
+        content = bytearray(path.read_bytes())
+        bit = random.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        return f"one bit flipped in {newest}/{path.name}", code
+
+    return _observe(job, strike)
+
+
+def _observe(job: Job, strike: Callable[[], tuple[str, int | None]]) -> Outcome:
+    """Strike, start the same command again if it ended, and see where it goes on."""
+    told, logged = len(job.facts()), len(job.steps())
+    fault, exit_code = strike()
+    reached = job.last_step()
+    logged = max(logged, len(job.steps()))
+    began_seconds = time.monotonic()
+    if exit_code is not None:
+        job.start()
+    job.until(lambda: len(job.steps()) > logged)
+    seconds = time.monotonic() - began_seconds
+    facts = job.facts()[told:]
+    restored = next(one for one in facts if one["event"] == "CheckpointRestored")
+    passed = [one for one in facts if one["event"] == "CheckpointSkipped"]
+    why = "; ".join(f"{one['checkpoint']}: {_short(one['reason'])}" for one in passed)
+    lost_steps = reached - restored["step"]
+    return Outcome(
+        fault, exit_code, lost_steps, seconds, restored["checkpoint"], why or "the newest one"
+    )
+
+
+def _short(reason: str) -> str:
+    """Return the reason's first clause, without the path that stands before it."""
+    return re.sub(r" \(.*|, or .*", "", reason.rpartition(": ")[2])
+
+
+FAULTS = (kill_a_rank, ask_to_stop, kill_in_a_save, flip_a_bit)
