@@ -1,0 +1,146 @@
+"""tag, untag and prune, as text, as JSON and in front of a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from cli_repositories import cut, flip_bit, write_usual_run
+
+from resilient.storage.local import LocalStore
+from resilient.vault.catalog import committed
+
+
+@pytest.fixture
+def repo(tmp_path):
+    folder = tmp_path / "run"
+    write_usual_run(folder)
+    return folder
+
+
+def names(repo):
+    return [one.folder for one in committed(LocalStore(repo))]
+
+
+POLICY = ("--keep-last", "1", "--keep-best", "loss:1", "--keep-every", "10")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("prune-dry-run", ("prune", *POLICY, "--dry-run")),
+        ("prune-dry-run-json", ("prune", *POLICY, "--dry-run", "--json")),
+        ("prune-yes", ("prune", "--keep-last", "2", "--yes")),
+        ("prune-empty-policy", ("prune", "--yes")),
+        ("prune-not-confirmed", ("prune", "--keep-last", "2")),
+        ("tag", ("tag", "best:loss", "release")),
+        ("tag-json", ("tag", "latest", "release", "--json")),
+        ("untag-unknown", ("untag", "release")),
+    ],
+)
+def test_it_reads_as_in_the_transcript(name, arguments, repo, call, matches):
+    matches(name, call("ckpt", *arguments, "--repo", repo), repo)
+
+
+def test_a_tag_is_shown_is_a_reference_and_protects(repo, call, matches):
+    assert call("ckpt", "tag", "step:10", "release", repo).status == 0
+    matches("ls-tagged", call("ckpt", "ls", repo), repo)
+    assert "checkpoint-10-g1" in call("ckpt", "inspect", "release", "-r", repo).stdout
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+    assert names(repo) == ["checkpoint-35-g2", "checkpoint-10-g1"]
+    undone = call("ckpt", "untag", "release", repo)
+    assert "resilient ckpt tag checkpoint-10-g1 release" in undone.stdout
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes", "-q").stdout == (
+        "checkpoint-10-g1\n"
+    )
+    assert names(repo) == ["checkpoint-35-g2"]
+
+
+def test_a_dry_run_deletes_nothing_and_its_plan_is_what_is_then_done(repo, call):
+    before = {one: one.stat().st_mtime_ns for one in repo.rglob("*")}
+    planned = json.loads(call("ckpt", "prune", repo, *POLICY, "--dry-run", "--json").stdout)
+    assert {one: one.stat().st_mtime_ns for one in repo.rglob("*")} == before
+    done = json.loads(call("ckpt", "prune", repo, *POLICY, "--yes", "--json").stdout)
+    assert done == {**planned, "done": True}
+    assert set(names(repo)) == {one["id"] for one in done["kept"]}
+    assert done["freed_bytes"] == sum(one["size_bytes"] for one in done["deleted"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "no policy was given"),
+        (("--keep-last", "0", "--yes"), 2, "greater than or equal to 1"),
+        (("--keep-best", "loss:x", "--yes"), 78, "is not METRIC"),
+        (("--keep-tag", "nosuchtag", "--yes"), 2, "no tag `nosuchtag`"),
+        (("--keep-last", "1"), 2, "nobody is there to confirm it"),
+        (("--keep-last", "1", "--json"), 2, "nobody is there to confirm it"),
+    ],
+)
+def test_what_prune_refuses_deletes_nothing(arguments, status, said, repo, call):
+    outcome = call("ckpt", "prune", repo, *arguments)
+    assert outcome.status == status
+    assert said in outcome.stderr
+    assert len(names(repo)) == 5
+
+
+@pytest.mark.parametrize(("level", "damage"), [("quick", cut), ("full", flip_bit)])
+def test_prune_says_no_while_the_newest_is_damaged(level, damage, repo, call):
+    file = repo / "checkpoint-35-g2" / "model.r00000.safetensors"
+    damage(file, 300) if damage is cut else damage(file)
+    outcome = call("ckpt", "prune", repo, "--keep-last", "1", "--yes", "--level", level)
+    assert outcome.status == 1
+    assert "Nothing was deleted: the newest, checkpoint-35-g2, is not verified" in outcome.stdout
+    assert len(names(repo)) == 5
+
+
+def test_prune_without_a_repository_is_not_found(tmp_path, call):
+    assert call("ckpt", "prune", tmp_path / "no", "--keep-last", "1", "--yes").status == 66
+    assert call("ckpt", "tag", "latest", "a", tmp_path / "no").status == 66
+
+
+def test_a_damaged_tag_is_named_by_ls_and_holds_prune(repo, call):
+    call("ckpt", "tag", "step:10", "release", repo)
+    flip_bit(repo / "tags" / "release.json", offset=20)
+    listed = call("ckpt", "ls", repo)
+    assert "tag release names nothing: resilient ckpt untag release" in listed.stdout
+    held = call("ckpt", "prune", repo, "--keep-last", "1", "--yes")
+    assert held.status == 1
+    assert "unknown what a tag holds" in held.stdout
+    assert call("ckpt", "untag", "release", repo).status == 0
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, 5), ("y", 0, 1)])
+def test_in_front_of_a_terminal_the_plan_is_shown_and_asked_about(answer, status, left, repo):
+    leader, follower = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "resilient_cli",
+        "ckpt",
+        "prune",
+        str(repo),
+        "--keep-last",
+        "1",
+    ]
+    process = subprocess.Popen(
+        command, stdin=follower, stderr=follower, stdout=subprocess.PIPE, text=True
+    )
+    os.close(follower)
+    try:
+        os.write(leader, f"{answer}\n".encode())
+        out, _ = process.communicate(timeout=60)
+        asked = os.read(leader, 10_000).decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert process.returncode == status
+    assert "Delete 4?" in asked
+    assert "checkpoint-10-g1  -" in out
+    assert len(names(repo)) == left

@@ -1,0 +1,48 @@
+"""`resilient train`: its options, and its plan as text and as JSON."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("", encoding="utf-8")
+    return path
+
+
+def test_the_plan_is_one_json_document(call, script):
+    ended = call("train", "--dry-run", "--json", "--nproc-per-node", "2", "--rdzv-id", "a", script)
+    assert ended.status == 0, ended.stderr
+    plan = json.loads(ended.stdout)
+    assert (plan["schema"], plan["type"]) == ("resilient/train@1", "plan")
+    assert plan["workers_per_node"] == 2
+    assert plan["rendezvous"] == {"backend": "c10d", "endpoint": "localhost:0", "run_id": "a"}
+    assert plan["repository"] is None
+
+
+def test_the_plan_is_text_for_people(call, script):
+    ended = call("train", "--dry-run", "--repo", "https://user:secret@host/run", script)
+    assert "workers     1 per node" in ended.stdout
+    assert "secret" not in ended.stdout
+
+
+def test_torchruns_underscores_are_understood_and_the_scripts_own_are_kept(call, script):
+    options = ("--nproc_per_node=3", "--rdzv_backend", "c10d", "--max_restarts", "1")
+    ended = call("train", "--dry-run", "--json", *options, script, "--my_option", "a_b")
+    assert ended.status == 0, ended.stderr
+    plan = json.loads(ended.stdout)
+    assert plan["workers_per_node"] == 3
+    assert plan["command"].endswith("--my_option a_b")
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--tee", "--tee"), ("--log_dir", "--log-dir"), ("--redirects", None)]
+)
+def test_an_option_that_only_torchrun_has_is_named_as_such(call, script, option, name):
+    ended = call("train", option, "3", script)
+    assert ended.status == 2
+    assert f"no option `{name or option}`: only torchrun has it" in ended.stderr
+    assert "hint: resilient train ... 2>&1 | tee train.log" in ended.stderr
+    assert "Did you mean" not in ended.stderr

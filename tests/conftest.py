@@ -1,0 +1,82 @@
+"""What every test gets: no leaked threads or children, and a count of crash states at the end."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "execnet")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--crash-doubles",
+        type=int,
+        default=1600,
+        help="how many pairs of crashes the sweep draws (make crash takes more)",
+    )
+
+
+STATES_MIN, SWEEPS_MIN = 2000, 12
+
+
+def count_sweeps(terminalreporter) -> tuple[int, int, int]:
+    """Add up what the sweeps counted, in this process and in those of xdist."""
+    sweeps = states = violations = 0
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            properties = dict(getattr(report, "user_properties", ()))
+            if getattr(report, "when", "") == "call" and "crash_states" in properties:
+                sweeps += 1
+                states += properties["crash_states"]
+                violations += properties.get("violations", 0)
+    return sweeps, states, violations
+
+
+def pytest_terminal_summary(terminalreporter):
+    sweeps, states, violations = count_sweeps(terminalreporter)
+    if sweeps:
+        terminalreporter.write_line(f"crash sweep: {states} crash states, {violations} violations")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Fail a run of all sweeps that saw too few states to mean anything."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    sweeps, states, _ = count_sweeps(reporter) if reporter else (0, 0, 0)
+    if sweeps >= SWEEPS_MIN and states < STATES_MIN:
+        reporter.write_line(f"only {states} crash states, at least {STATES_MIN} are due")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def count_states(record_property):
+    """Give a function that a sweep tells how many states it saw."""
+
+    def count(states: int, violations: int) -> None:
+        record_property("crash_states", states)
+        record_property("violations", violations)
+
+    return count
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks():
+    """Fail a test that leaves a thread behind or changes the environment."""
+    threads = set(threading.enumerate())
+    environ = dict(os.environ)
+    yield
+    left = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in threads and not thread.daemon and not thread.name.startswith(SHARED_POOLS)
+    ]
+    changed = {
+        name
+        for name in environ.keys() ^ os.environ.keys()
+        if not name.startswith(("PYTEST_", "KMP_", "TORCH"))
+    }
+    assert not left, f"threads left running: {left}"
+    assert not changed, f"environment variables left changed: {changed}"

@@ -1,0 +1,240 @@
+"""Agreement over every kind of board: threads in memory, and a real TCPStore."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from resilient.errors import DeadlineExceeded, PeerFailed
+from resilient.testing.gang import run_gang
+from resilient.world.agreement import agree
+from resilient.world.comms import Comms
+from resilient.world.launch import (
+    Launch,
+    read_launch,
+    tell_repository,
+    told_repository,
+    write_launch,
+)
+from resilient.world.sockets import Address, BoardServer, SocketBoard
+from resilient.world.tcp import TcpBoard, connect
+from resilient.world.world import World
+
+
+@pytest.fixture(params=["memory", "tcp", "sockets"])
+def boards(request):
+    """Turn a rank's in-memory board into the kind under test."""
+    if request.param == "memory":
+        yield lambda world, board: board
+    elif request.param == "tcp":
+        yield tcp_boards()
+    else:
+        server, opened = BoardServer(), []
+        yield lambda _world, _board: Noted(server.address, opened)
+        for one in opened:
+            one.close()
+        server.close()
+
+
+class Noted(SocketBoard):
+    """A client that the test can close; a TCPStore's closes by itself."""
+
+    def __init__(self, address, opened) -> None:
+        super().__init__(address)
+        self.opened = opened
+        opened.append(self)
+
+    def another(self):
+        return Noted(self._address, self.opened)
+
+
+def tcp_boards():
+    ready, served = threading.Event(), []  # served here, so that it outlives its rank
+
+    def tcp(world, _board) -> TcpBoard:
+        if world.is_coordinator:
+            board = connect(world, "127.0.0.1", 0, hosted=False)
+            served.append(board)
+            ready.set()
+            return board
+        assert ready.wait(20)
+        return connect(world, "127.0.0.1", served[0].store.port, hosted=True)
+
+    return tcp
+
+
+def test_the_coordinator_hears_all_and_all_hear_the_coordinator(boards):
+    def rank_main(world, board):
+        board = boards(world, board)
+        comms = Comms(board.another(), world, "scope")
+        return [
+            agree(comms, f"round-{number}", {"rank": world.rank}, lambda shown: shown, 20)
+            for number in range(5)
+        ]
+
+    for heard in run_gang(3, rank_main):
+        assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 5
+
+
+def test_two_users_of_one_board_do_not_hear_each_other(boards):
+    def rank_main(world, board):
+        board = boards(world, board)
+        both = []
+        for scope in ("life-1", "life-2"):
+            comms = Comms(board.another(), world, scope)
+            both.append(agree(comms, "same-topic", scope, lambda shown: shown, 20))
+        return both
+
+    for both in run_gang(2, rank_main):
+        assert both == [["life-1"] * 2, ["life-2"] * 2]
+
+
+def test_a_board_posts_peeks_waits_and_removes(boards):
+    def rank_main(world, board):
+        board = boards(world, board)
+        assert board.peek("a") is None
+        assert board.wait(["a", "b"], 0.05) is None
+        board.post("a", b"1")
+        board.another().post("b", b"")
+        assert board.wait(["a", "b"], 5) == [b"1", b""]
+        board.post("a", b"2")
+        assert board.peek("a") == b"2"
+        board.remove("a")
+        board.remove("never there")
+        assert board.peek("a") is None
+
+    run_gang(1, rank_main)
+
+
+def test_a_coordinator_that_does_not_rule_is_noticed(boards):
+    def rank_main(world, board):
+        board = boards(world, board)
+        if world.is_coordinator:
+            time.sleep(0.6)
+            return
+        with pytest.raises(DeadlineExceeded, match="did not rule within"):
+            Comms(board, world, "s").broadcast("t", None, 0.2)
+
+    run_gang(2, rank_main)
+
+
+def test_a_server_that_is_gone_is_a_peers_failure():
+    server = connect(World(0, 1), "127.0.0.1", 0, hosted=False)
+    client = connect(World(1, 2), "127.0.0.1", server.store.port, hosted=True)
+    server.post("a", b"1")
+    # A post is not answered, so another connection may ask before it has arrived.
+    assert client.wait(["a"], 10) == [b"1"]
+    del server
+
+    def ask_until_it_is_gone():
+        for _ in range(100):
+            client.post("b", b"2")
+            time.sleep(0.02)
+
+    with pytest.raises(PeerFailed, match="rendezvous store is gone"):
+        ask_until_it_is_gone()
+
+
+def test_a_socket_server_that_is_gone_is_a_peers_failure():
+    server = BoardServer()
+    client = SocketBoard(server.address)
+    client.post("a", b"1")
+    server.close()
+    with pytest.raises(PeerFailed, match=r"board at 127\.0\.0\.1:\d+ is gone"):
+        client.peek("a")
+    with pytest.raises(PeerFailed, match="is gone"):
+        client.another()
+    client.close()
+
+
+def test_a_will_is_posted_when_its_client_is_gone_and_only_then():
+    server = BoardServer()
+    heir, leaving, staying = (SocketBoard(server.address) for _ in range(3))
+    leaving.will("left", b"will")
+    leaving.will("kept", b"will")
+    leaving.post("kept", b"value")
+    staying.will("stays", b"will")
+    assert heir.wait(["left"], 0.1) is None
+    leaving.close()
+    assert heir.wait(["left"], 10) == [b"will"]
+    assert heir.peek("kept") == b"value"
+    assert heir.peek("stays") is None
+    for one in (heir, staying):
+        one.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'{"token": 5}\n',
+        b'{"token": "TOKEN"}\n{"verb": "post"}\n',
+        b'{"token": "TOKEN"}\n{"verb": "post", "keys": ["a", "b"], "value": "x"}\n',
+        b'{"token": "TOKEN"}\n{"verb": "wait", "keys": ["a"], "within_seconds": "x"}\n',
+        b'{"token": "TOKEN"}\n{"verb": "other", "keys": ["a"]}\n',
+    ],
+)
+def test_a_client_that_talks_nonsense_is_cut_off_and_hurts_nobody(line):
+    server = BoardServer()
+    good = SocketBoard(server.address)
+    with socket.create_connection(("127.0.0.1", server.address.port), 10) as bad:
+        bad.sendall(line.replace(b"TOKEN", server.address.token.encode()))
+        bad.shutdown(socket.SHUT_WR)
+        assert bad.recv(100) == b""
+    good.post("a", b"1")
+    assert good.peek("a") == b"1"
+    good.close()
+    server.close()
+
+
+def test_without_the_token_nothing_is_told():
+    server = BoardServer()
+    good = SocketBoard(server.address)
+    good.post("a", b"1")
+    stranger = SocketBoard(Address("127.0.0.1", server.address.port, "guess"))
+    with pytest.raises(PeerFailed):
+        stranger.peek("a")
+    for one in (good, stranger):
+        one.close()
+    server.close()
+
+
+def test_a_launch_is_read_as_it_was_written():
+    told = (
+        "run-2",
+        "s3://b/p",
+        "never",
+        "restart",
+        "/e",
+        True,
+        "/run/keeper",
+        {},
+        4,
+        30.0,
+        "/notes",
+    )
+    launch = Launch(World(3, 8, 1), "10.0.0.1", 29500, True, *told)
+    assert read_launch(write_launch(launch)) == launch
+    assert read_launch({}) == Launch(World())
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("/data/run", "/data/run"),
+        ("run", str(Path("run").absolute())),
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("https://user:secret@host/run", ""),
+        ("s3://bucket/run?token=secret", ""),
+    ],
+)
+def test_the_agent_is_told_the_repository_and_no_secret(tmp_path, url, told):
+    tell_repository(Launch(World(), notes=str(tmp_path)), url)
+    assert told_repository(str(tmp_path)) == told
+    assert "secret" not in "".join(one.read_text() for one in tmp_path.iterdir())

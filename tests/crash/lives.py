@@ -1,0 +1,155 @@
+"""A run small enough to be killed thousands of times, and the invariants that must hold then.
+
+The state is one tensor that every step folds its own number into, so any step that is lost,
+repeated or taken from the wrong checkpoint changes the final bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import Fenced, PeerFailed, ResilientError, SaveFailed
+from resilient.events import Emitter
+from resilient.format.names import CheckpointId, split_checkpoint_key
+from resilient.state.capture import Part
+from resilient.testing.faults import Crash, FaultyStore
+from resilient.testing.gang import run_gang
+from resilient.testing.memory import MemoryStore
+from resilient.vault import catalog
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.read import read
+from resilient.vault.retention import Retention
+from resilient.world.comms import Comms
+
+STEPS = 6
+KEEP = 2
+FOREIGN = {
+    "readme.txt": b"not ours",
+    "checkpoint-old/model.safetensors": b"another tool's",
+    "checkpoint-2-g1/notes.txt": b"a person's",
+    "generations/notes.txt": b"a person's",
+}
+
+
+class Folded:
+    """State that remembers every step it saw, and in which order."""
+
+    def __init__(self, salt: int) -> None:
+        self.value = torch.tensor([1 + salt, 2, 3, 4], dtype=torch.int64)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.value = (self.value * 6364136223846793005 + self.steps) ^ (self.value >> 7)
+
+    def state_dict(self):
+        return {"value": self.value, "steps": self.steps}
+
+    def load_state_dict(self, state) -> None:
+        self.value = state["value"].clone()
+        self.steps = state["steps"]
+
+
+@dataclass
+class Life:
+    """What one life did before it ended or died."""
+
+    final: list[list[int]] = field(default_factory=list)
+    acknowledged: list[CheckpointId] = field(default_factory=list)
+    started_at: int = 0
+    failed_saves: int = 0
+    died: bool = False
+    error: BaseException | None = None
+
+
+def live(store, ranks: int = 1, until: int = STEPS, attempt: str = "0") -> Life:
+    """Resume, train to ``until`` saving every step, and say what happened."""
+    life = Life()
+
+    def rank_main(world, board):
+        try:
+            return _train(store, world, board, until, attempt, life)
+        except (Crash, ResilientError) as error:
+            life.died = life.died or isinstance(error, Crash)
+            life.error = life.error or error
+            board.fail(PeerFailed("a rank died"))
+            if isinstance(error, Fenced):
+                raise
+            return []
+
+    life.final = run_gang(ranks, rank_main)
+    return life
+
+
+def _train(store, world, board, until, attempt, life):
+    state, own = Folded(0), Folded(world.rank)
+    parts = {"model": Part(state), "rng_state": Part(own, "rank")}
+    comms = Comms(board.another(), world, attempt)
+    limits = Limits(Retention(KEEP), within_seconds=20.0)
+    checkpointer = Checkpointer(Desk(store, comms, limits, SystemClock(), Emitter(SystemClock())))
+    try:
+        resumed = checkpointer.resume(parts)
+        life.started_at = resumed.step if resumed else 0
+        while state.steps < until:
+            state.step()
+            own.step()
+            _save(checkpointer, state.steps, parts, world, life)
+    finally:
+        checkpointer._persister.close()
+    return [*state.value.tolist(), state.steps, *own.value.tolist(), own.steps]
+
+
+def _save(checkpointer, step, parts, world, life):
+    try:
+        checkpoint = checkpointer.save(step, parts, About())
+        checkpointer.wait()
+    except SaveFailed:
+        life.failed_saves += world.is_coordinator
+        return
+    if world.is_coordinator:
+        life.acknowledged.append(checkpoint)
+
+
+class Witness(MemoryStore):
+    """A store that also remembers which manifests ever came into being."""
+
+    def __init__(self, objects=None) -> None:
+        super().__init__()
+        self.objects = dict(FOREIGN if objects is None else objects)
+        self.ever_committed = set(catalog.committed(self))
+
+    def put_new(self, key, data) -> None:
+        super().put_new(key, data)
+        split = split_checkpoint_key(key)
+        if split and key == split[0].manifest_key:
+            self.ever_committed.add(split[0])
+
+
+def violations(store: Witness, acknowledged: list[CheckpointId]) -> list[str]:
+    """Return which invariants do not hold, before any repair."""
+    found = []
+    there = catalog.committed(store)
+    for checkpoint in there:
+        try:
+            read(store, checkpoint)
+        except ResilientError as error:
+            found.append(f"1: {checkpoint} is listed and not whole: {error}")
+    newest = max(acknowledged, default=None)
+    candidates = catalog.lineage(store).candidates
+    if newest and (not candidates or candidates[0] < newest):
+        found.append(f"2: {newest} was acknowledged and is gone; left are {candidates}")
+    if len(there) < min(KEEP, len(store.ever_committed)):
+        found.append(f"3: {len(there)} left of {len(store.ever_committed)} committed")
+    if any(store.objects.get(key) != content for key, content in FOREIGN.items()):
+        found.append("4: a foreign object was touched")
+    return found
+
+
+def crashed_life(store: Witness, plan, ranks: int, attempt: str) -> tuple[Life, list[str]]:
+    """Run one life to which ``plan`` happens; return it and the violations it left."""
+    life = live(FaultyStore(store, plan), ranks, attempt=attempt)
+    return life, violations(store, life.acknowledged)

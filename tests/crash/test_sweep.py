@@ -1,0 +1,126 @@
+"""Crash before and after every store operation of a save, a rotation and a resume.
+
+After each crash, before any repair, the invariants of ``lives.violations`` must hold; then a
+second life must end with the very state of a run that was never killed. A failing case prints
+the plan as a constructor call.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from lives import KEEP, STEPS, Witness, crashed_life, live
+
+from resilient.errors import NoIntactCheckpoint
+from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind, every_crash
+from resilient.vault import catalog
+
+CRASHES = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER)
+
+
+def unbroken(ranks: int) -> list[list[int]]:
+    return live(Witness(), ranks).final
+
+
+def operations(store: Witness, ranks: int) -> int:
+    faulty = FaultyStore(Witness(store.objects))
+    live(faulty, ranks)
+    return faulty.operations
+
+
+def check_end(store: Witness, ranks: int, expected, case: object) -> list[str]:
+    ended = live(store, ranks, attempt="last")
+    if isinstance(ended.error, NoIntactCheckpoint) and not catalog.lineage(store).candidates[1:]:
+        return []  # The only commit was torn: refusing to start over silently is right.
+    return [] if ended.final == expected else [f"5: {case} ended in {ended.final}"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_crash_anywhere_in_the_first_life(ranks, count_states):
+    expected = unbroken(ranks)
+    plans = list(every_crash(operations(Witness(), ranks)))
+    found = []
+    for plan in plans:
+        store = Witness()
+        life, broken = crashed_life(store, plan, ranks, "first")
+        assert life.died or life.final == expected, plan
+        found += [(plan, one) for one in broken + check_end(store, ranks, expected, plan)]
+    count_states(len(plans), len(found))
+    assert not found, found[:5]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_crash_anywhere_in_a_life_that_resumes(ranks, count_states):
+    expected = unbroken(ranks)
+    before = Witness()
+    live(before, ranks, until=STEPS // 2)
+    plans = list(every_crash(operations(before, ranks)))
+    found = []
+    for plan in plans:
+        store = Witness(before.objects)
+        _, broken = crashed_life(store, plan, ranks, "second")
+        found += [(plan, one) for one in broken + check_end(store, ranks, expected, plan)]
+    count_states(len(plans), len(found))
+    assert not found, found[:5]
+
+
+def test_two_crashes_in_two_lives(count_states, request):
+    """Draw pairs: the first life dies at one operation, the next at another."""
+    ranks = 1
+    expected = unbroken(ranks)
+    length = operations(Witness(), ranks)
+    draw = Random(20)
+    found = []
+    states = request.config.getoption("--crash-doubles")
+    for _ in range(states):
+        store = Witness()
+        plans = [
+            FaultPlan(0, (Fault(draw.randrange(length), draw.choice(CRASHES)),)) for _ in range(2)
+        ]
+        for number, plan in enumerate(plans):
+            _, broken = crashed_life(store, plan, ranks, f"life-{number}")
+            found += [(plans, one) for one in broken]
+        found += [(plans, one) for one in check_end(store, ranks, expected, plans)]
+    count_states(states, len(found))
+    assert not found, found[:5]
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.ERROR_ONCE, Kind.ERROR_AFTER, Kind.BROKEN_AFTER, Kind.FULL, Kind.FULL_AFTER]
+)
+def test_one_failing_operation_costs_at_most_one_save(kind, count_states):
+    """Without a retry in between; the loop goes on when a save fails."""
+    expected = unbroken(1)
+    length = operations(Witness(), 1)
+    found = []
+    for at in range(length):
+        store, plan = Witness(), FaultPlan(0, (Fault(at, kind),))
+        life, broken = crashed_life(store, plan, 1, "first")
+        if life.failed_saves > 1:
+            broken.append(f"{life.failed_saves} saves failed")
+        found += [(plan, one) for one in broken + check_end(store, 1, expected, plan)]
+    count_states(length, len(found))
+    assert not found, found[:5]
+
+
+def test_a_torn_object_is_never_taken_for_a_whole_one(count_states):
+    """A store that breaks its promise of atomic puts: resume finds the damage and goes back."""
+    expected = unbroken(1)
+    length = operations(Witness(), 1)
+    found = []
+    for at in range(length):
+        for seed in range(3):
+            plan = FaultPlan(seed, (Fault(at, Kind.TORN),))
+            store = Witness()
+            live(FaultyStore(store, plan), attempt="first")
+            found += check_end(store, 1, expected, plan)
+    count_states(3 * length, len(found))
+    assert not found, found[:5]
+
+
+def test_retention_is_at_work_in_the_sweep():
+    store = Witness()
+    live(store)
+    assert len(store.ever_committed) == STEPS
+    assert sum(key.endswith("manifest.json") for key in store.objects) == KEEP

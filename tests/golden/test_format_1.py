@@ -1,0 +1,75 @@
+"""What format 1 wrote is read by every later release, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from resilient.format.names import CheckpointId
+from resilient.state.load import load
+from resilient.storage.local import LocalStore
+from resilient.vault.catalog import lineage
+from resilient.vault.read import read
+from resilient.vault.verify import verify
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+from make import Held, golden_state  # noqa: E402 - the writer stands beside its output
+
+
+@pytest.fixture
+def store():
+    return LocalStore(FOLDER / "format-1")
+
+
+def test_the_golden_repository_is_intact(store):
+    assert lineage(store).candidates == (CheckpointId(1, 2), CheckpointId(1, 1))
+    for checkpoint in lineage(store).candidates:
+        assert verify(store, checkpoint, "deep") == []
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_golden_state_comes_back_as_it_was_saved(store, step, rank):
+    proved = read(store, CheckpointId(1, step))
+    expected = golden_state(step, rank)
+    target = {name: type(part)(Held(None), part.scope) for name, part in expected.items()}
+    load(proved.manifest, proved.files, target, rank)
+    for name, part in expected.items():
+        assert_same(target[name].stateful.state, part.stateful.state)
+    model = target["model"].stateful.state
+    assert model["wte.weight"] is model["lm_head.weight"], "tied weights are tied again"
+
+
+def assert_same(found, expected) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+def test_a_shard_is_a_valid_safetensors_file_for_others(store):
+    safetensors = pytest.importorskip("safetensors.torch")
+    shards = [
+        safetensors.load_file(
+            FOLDER / "format-1/checkpoint-2-g1" / f"model.r0000{rank}.safetensors"
+        )
+        for rank in (0, 1)
+    ]
+    rows = [tensor for shard in shards for key, tensor in shard.items() if "wte" in key]
+    assert torch.equal(torch.cat(rows), golden_state(2, 0)["model"].stateful.state["wte.weight"])
+
+
+def test_the_human_readable_document_is_plain_json(store):
+    text = (FOLDER / "format-1/checkpoint-2-g1/trainer_state.json").read_text()
+    assert json.loads(text) == {"global_step": 2}

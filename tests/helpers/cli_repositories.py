@@ -1,0 +1,99 @@
+"""Repositories for the tests of the command line, written by the vault itself, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from resilient.format.manifest import Manifest, PartEntry, StoredRegion, TensorEntry
+from resilient.format.names import CheckpointId, shard_name
+from resilient.format.regions import whole
+from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.storage.open import open_store
+from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.generations import claim
+from resilient.vault.write import write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPES = {"wte.weight": (8, 4), "head.weight": (4, 2), "head.bias": (2,)}
+
+
+@dataclass
+class TickingClock:
+    """Moves on by a minute whenever it is asked."""
+
+    minutes: int = field(default=0)
+
+    def monotonic_seconds(self) -> float:
+        return 60.0 * self.minutes
+
+    def now_iso(self) -> str:
+        self.minutes += 1
+        hours, minutes = divmod(self.minutes, 60)
+        return f"2026-01-01T{hours:02d}:{minutes:02d}:00.000Z"
+
+    def sleep(self, seconds: float) -> None:
+        self.minutes += 1
+
+
+def write_run(folder: Path, lives: list[tuple[CheckpointId | None, list[int]]]) -> None:
+    """Write a run of ``lives``: where each began, and the steps that it saved."""
+    store = open_store(str(folder))
+    clock = TickingClock()
+    for parent, steps in lives:
+        life = claim(store, parent, cause="restart" if parent else "start", clock=clock)
+        for step in steps:
+            checkpoint = CheckpointId(life.number, step)
+            receipt = write(store, checkpoint, 0, _files(step), _PARTS)
+            about = Manifest(
+                "a-run", checkpoint, parent, clock.now_iso(), {"size": 1, "strategy": "none"},
+                (), (), (), {"learning_rate": 0.1, "seed": 7}, {"torch": "2.13.0"},
+                {"epoch": 0, "samples": step * 8}, {"eval_loss": abs(20 - step) / 10},
+            )  # fmt: skip
+            commit(store, gather_receipts(about, [receipt]))
+
+
+def write_usual_run(folder: Path) -> None:
+    """Write steps 10, 20 and 30; then a second life from 20, which saved 25 and 35."""
+    write_run(folder, [(None, [10, 20, 30]), (CheckpointId(1, 20), [25, 35])])
+
+
+_PARTS = (
+    PartEntry("model", "replicated", "state.json"),
+    PartEntry("optimizer", "replicated", "state.json"),
+)
+
+
+def _files(step: int) -> list[HostFile]:
+    state = b'{"step":%d}\n' % step
+    return [
+        _tensor_file("model", step),
+        _tensor_file("optimizer", step),
+        HostFile("state.json", state),
+    ]
+
+
+def _tensor_file(part: str, step: int) -> HostFile:
+    slots = [Slot(name, "F32", shape) for name, shape in SHAPES.items()]
+    layout = lay_out(slots, {})
+    data = layout.head + bytes([step % 256]) * (layout.size_bytes - len(layout.head))
+    file = shard_name(part, 0)
+    tensors = []
+    for slot in slots:
+        region = StoredRegion(whole(slot.shape), file, layout.starts[slot.key], slot.size_bytes)
+        tensors.append(TensorEntry(f"{part}/{slot.key}", part, slot.dtype, slot.shape, (region,)))
+    return HostFile(file, data, tuple(tensors))
+
+
+def flip_bit(path: Path, *, offset: int = -1) -> None:
+    """Change one bit of a file; by default in its last byte."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path, size_bytes: int) -> None:
+    """Leave only the first bytes of a file."""
+    path.write_bytes(path.read_bytes()[:size_bytes])

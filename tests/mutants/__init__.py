@@ -1,0 +1,1 @@
+"""Deliberate defects of the durability code, each with the tests that must notice."""

@@ -1,0 +1,104 @@
+"""Defects of the keeper, its memory and its board."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ALONE = "tests/process/test_keeper_alone.py"
+SHARED = "tests/process/test_shared_memory.py"
+BOARDS = "tests/contract/test_comms.py"
+
+MUTANTS = [
+    Mutant(
+        "a rank's death before the hand-over is not told",
+        "resilient/vault/seat.py",
+        "        self._board.will(comms.key(agreement, who), json.dumps(value).encode())\n",
+        "        pass\n",
+        f"{ALONE} -k dies_between",
+    ),
+    Mutant(
+        "the coordinator's death before the hand-over is told where nobody listens",
+        "resilient/vault/seat.py",
+        'who, value = "ruling", value | {"rank": 0}',
+        "who = 0",
+        f"{ALONE} -k dies_between",
+    ),
+    Mutant(
+        "a keeper that is gone is taken for a durable save",
+        "resilient/vault/link.py",
+        "            self._find_verdict(*handed, error)\n",
+        "            pass\n",
+        f"{ALONE} -k dies_between",
+    ),
+    Mutant(
+        "a keeper that is gone is taken for a failed save",
+        "resilient/vault/link.py",
+        "landed = found is True or attempt(lambda: _is_committed(desk.store, checkpoint)) is True",
+        "landed = False",
+        f"{ALONE} -k after_the_commit",
+    ),
+    Mutant(
+        "memory is believed",
+        "resilient/vault/recall.py",
+        "return data if digest_file(data) == held.proof else None",
+        "return data",
+        f"{ALONE} -k not_believed",
+    ),
+    Mutant(
+        "memory has no bound",
+        "resilient/vault/room.py",
+        "            if 0 < self._host_bytes_max < needed_bytes:",
+        "            if False:",
+        f"{ALONE} -k too_little_memory",
+    ),
+    Mutant(
+        "memory is not reserved",
+        "resilient/storage/shared.py",
+        "            os.posix_fallocate(handle, 0, max(size_bytes, 1))",
+        "            os.ftruncate(handle, max(size_bytes, 1))",
+        SHARED,
+    ),
+    Mutant(
+        "a live owner's memory is swept",
+        "resilient/storage/shared.py",
+        "        lock = _lock(path)\n        if lock is not None:\n            shutil.rmtree",
+        "        lock = os.open(path, os.O_RDONLY)\n        if lock is not None:\n"
+        "            shutil.rmtree",
+        SHARED,
+    ),
+    Mutant(
+        "the keeper heeds the job's signals",
+        "resilient/vault/keeper.py",
+        "        signal.signal(number, signal.SIG_IGN)\n",
+        "        pass\n",
+        f"{ALONE} -k signals_of_the_job",
+    ),
+    Mutant(
+        "the keeper leaves without its save in flight",
+        "resilient/vault/keeper.py",
+        "    is_done = keeper.settle(given.linger_seconds)\n",
+        "    is_done = True\n",
+        f"{ALONE} -k lets_the_save_in_flight_land",
+    ),
+    Mutant(
+        "a new life does not wait for the save in flight",
+        "resilient/vault/link.py",
+        '        while self._ask("settle")["is_busy"] and',
+        "        while False and",
+        f"{ALONE} -k waits_for",
+    ),
+    Mutant(
+        "a will is posted although its key was",
+        "resilient/world/sockets.py",
+        "            wills.pop(key, None)\n",
+        "",
+        BOARDS,
+    ),
+    Mutant(
+        "the token is not asked for",
+        "resilient/world/sockets.py",
+        "        return hmac.compare_digest(token.encode(), self.address.token.encode())",
+        "        return bool(token) or True",
+        BOARDS,
+    ),
+]

@@ -1,0 +1,197 @@
+"""Defects of policies, tags, rotation's care and the look for room."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PLANNING = "tests/unit/vault/test_planning.py tests/property/test_retention.py"
+ROTATE = "tests/unit/vault/test_rotate.py"
+TAGS = "tests/unit/vault/test_tags.py"
+SWEEP = "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere"
+ROOM = "tests/gang/test_room_for_a_save.py"
+PRUNE = "tests/cli/test_keeping.py"
+
+MUTANTS = [
+    Mutant(
+        "keep_last=0 is accepted",
+        "resilient/vault/retention.py",
+        "isinstance(value, bool) or value < 1:",
+        "isinstance(value, bool) or value < 0:",
+        PLANNING,
+    ),
+    Mutant(
+        "a limit of 0 in the arguments means no limit",
+        "resilient/vault/retention.py",
+        "    if keep_last is not None:\n        given",
+        "    if keep_last:\n        given",
+        PLANNING,
+    ),
+    Mutant(
+        "the newest is kept only if a policy says so",
+        "resilient/vault/planning.py",
+        'yield from ((one, "the newest") for one in known.everything[:1])',
+        "pass",
+        PLANNING,
+    ),
+    Mutant(
+        "an abandoned checkpoint takes the place of a best one of the line",
+        "resilient/vault/planning.py",
+        "    for group in (known.line, known.abandoned):\n        values = {",
+        "    for group in (known.everything,):\n        values = {",
+        PLANNING,
+    ),
+    Mutant(
+        "a damaged best keeps its place",
+        "resilient/vault/planning.py",
+        "if not known.contents[one].problem]",
+        "]",
+        PLANNING,
+    ),
+    Mutant(
+        "a damaged best is not told",
+        "resilient/vault/planning.py",
+        "            if problem and whole < wanted.count:",
+        "            if False:",
+        PLANNING,
+    ),
+    Mutant(
+        "the worst are kept as best",
+        "resilient/vault/planning.py",
+        "sign = -1 if wanted.rises else 1",
+        "sign = 1 if wanted.rises else -1",
+        PLANNING,
+    ),
+    Mutant(
+        "the oldest of an hour is kept",
+        "resilient/vault/planning.py",
+        "key=lambda one: (moments[one], one), reverse=True)",
+        "key=lambda one: (moments[one], one))",
+        PLANNING,
+    ),
+    Mutant(
+        "hours are those of the writer's zone",
+        "resilient/vault/planning.py",
+        "return datetime.fromisoformat(moment).astimezone(UTC).isoformat()",
+        "return datetime.fromisoformat(moment).isoformat()",
+        PLANNING,
+    ),
+    Mutant(
+        "the newest goes first",
+        "resilient/vault/planning.py",
+        "for one in reversed(everything) if one not in reasons)",
+        "for one in everything if one not in reasons)",
+        PLANNING,
+    ),
+    Mutant(
+        "what has a tag is rotated away",
+        "resilient/vault/rotate.py",
+        "pinned=_joined(pins, own), held=held",
+        "pinned=own, held=held",
+        SWEEP,
+    ),
+    Mutant(
+        "a tag that cannot be read protects nothing",
+        "resilient/vault/rotate.py",
+        "    held = trouble or unsure or",
+        "    held = unsure or",
+        ROTATE,
+    ),
+    Mutant(
+        "what a life has just begun from goes",
+        "resilient/vault/rotate.py",
+        "pinned=_joined(pins, own), held=held",
+        "pinned=pins, held=held",
+        ROTATE,
+    ),
+    Mutant(
+        "checkpoints go while the newest is damaged",
+        "resilient/vault/rotate.py",
+        "unsure or desk.doubt_newest(known)",
+        "unsure",
+        ROTATE,
+    ),
+    Mutant(
+        "a commit of another process is trusted as well",
+        "resilient/vault/rotate.py",
+        'if level == "written" and newest == self.written:',
+        'if level == "written":',
+        ROTATE,
+    ),
+    Mutant(
+        "the best is not read in full although that is wanted",
+        "resilient/vault/rotate.py",
+        "    known = desk.prove_best(known)\n",
+        "",
+        ROTATE,
+    ),
+    Mutant(
+        "rotation does not look at tags again",
+        "resilient/vault/rotate.py",
+        "        if list_tags(store) != found.tags:",
+        "        if False:",
+        ROTATE,
+    ),
+    Mutant(
+        "leftovers of a crashed rotation stay",
+        "resilient/vault/rotate.py",
+        "for checkpoint, name in [*gone, *found.leftovers()]:",
+        "for checkpoint, name in gone:",
+        SWEEP,
+    ),
+    Mutant(
+        "a tag replaces another of its name",
+        "resilient/vault/tags.py",
+        "        create_record(store, tag_key(name), seal(tag.to_json()))",
+        "        store.put(tag_key(name), seal(tag.to_json()))",
+        TAGS,
+    ),
+    Mutant(
+        "a tag of a checkpoint that went meanwhile stays",
+        "resilient/vault/tags.py",
+        "        store.delete(tag_key(name))\n        raise",
+        "        raise",
+        TAGS,
+    ),
+    Mutant(
+        "what rotates away under a reader is called damaged",
+        "resilient/vault/read.py",
+        "        store.stat(manifest.checkpoint.manifest_key)\n",
+        "",
+        "tests/unit/vault/test_field_bugs_rotation.py",
+    ),
+    Mutant(
+        "each rank looks only for room for itself",
+        "resilient/vault/space.py",
+        'sum(one["needs"] for one in shown)',
+        'max(one["needs"] for one in shown)',
+        ROOM,
+    ),
+    Mutant(
+        "room is looked for after writing",
+        "resilient/vault/persist.py",
+        "    try:\n        require_space(",
+        "    written = attempt(share)\n    try:\n        require_space(",
+        ROOM,
+    ),
+    Mutant(
+        "another start is rotated away",
+        "resilient/vault/rotate.py",
+        "Known(descent.candidates, descent.abandoned, keep=keep, separate=descent.separate)",
+        "Known(descent.candidates, (*descent.abandoned, *descent.separate), keep=keep)",
+        ROTATE,
+    ),
+    Mutant(
+        "prune does not ask",
+        "cli/resilient_cli/commands/keeping.py",
+        "    asks = not (dry_run or yes)",
+        "    asks = False",
+        PRUNE,
+    ),
+    Mutant(
+        "a dry run deletes",
+        "cli/resilient_cli/commands/keeping.py",
+        "    if not dry_run:\n        plan = carry_out",
+        "    if True:\n        plan = carry_out",
+        PRUNE,
+    ),
+]

@@ -1,0 +1,104 @@
+"""Defects of the way to S3; those that need a server run only where one can be started."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ABILITIES = "tests/unit/vault/test_abilities.py"
+_OPTIONS = "tests/unit/storage/test_s3_options.py"
+_CONTRACT = "tests/s3/test_s3_contract.py"
+_FAULTS = "tests/s3/test_s3_faults.py"
+
+MUTANTS = [
+    Mutant(
+        "several winners are called exclusive",
+        "resilient/vault/abilities.py",
+        "    return len(won) == 1 and kept == won[0]\n",
+        "    return bool(won) and kept in won\n",
+        _ABILITIES,
+    ),
+    Mutant(
+        "the verdict is not held against",
+        "resilient/vault/abilities.py",
+        "    if not verdict:\n",
+        "    if verdict is None:\n",
+        _ABILITIES,
+    ),
+    Mutant(
+        "the verdict of a copied repository is believed",
+        "resilient/vault/abilities.py",
+        ' or fields.get("url") != store.url',
+        "",
+        _ABILITIES,
+    ),
+    Mutant(
+        "nobody asks whether the server lies",
+        "resilient/vault/begin.py",
+        "check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)\n",
+        "pass\n",
+        _ABILITIES,
+    ),
+    Mutant(
+        "a life aborts its own uploads",
+        "resilient/vault/begin.py",
+        "split[0].generation < mine",
+        "split[0].generation <= mine",
+        _ABILITIES,
+    ),
+    Mutant(
+        "the first mismatch is called damage",
+        "resilient/vault/fetch.py",
+        "        pass\n",
+        "        raise\n",
+        _ABILITIES,
+    ),
+    Mutant(
+        "a value that is refused is shown",
+        "resilient/storage/s3_options.py",
+        "it is a {type(value).__name__} and must be ",
+        "it is {value} and must be ",
+        _OPTIONS,
+    ),
+    Mutant(
+        "the options are part of the configuration that is saved",
+        "resilient/train/arguments.py",
+        ' if name != "storage_options"}',
+        "}",
+        "tests/unit/train/test_arguments.py",
+    ),
+    Mutant(
+        "obstore's exclusive create overwrites",
+        "resilient/storage/obstore.py",
+        'view, mode="create", use_multipart',
+        "view, use_multipart",
+        _CONTRACT + " -k TestObstore",
+    ),
+    Mutant(
+        "obstore repeats by itself",
+        "resilient/storage/s3_options.py",
+        '{"max_retries": 0, "retry_timeout": timedelta(0)}',
+        '{"max_retries": 3, "retry_timeout": timedelta(seconds=9)}',
+        _FAULTS + " -k asks_once",
+    ),
+    Mutant(
+        "s3fs waits for ever",
+        "resilient/storage/fs.py",
+        '        bound_requests(filesystem, timeouts["read_timeout"])\n',
+        "        pass\n",
+        _FAULTS + " -k endless",
+    ),
+    Mutant(
+        "ranges of a large object are joined in the wrong place",
+        "resilient/storage/parts.py",
+        "range(len(began), size_bytes, parts.part_bytes)",
+        "range(0, size_bytes, parts.part_bytes)",
+        _CONTRACT + " -k in_parts",
+    ),
+    Mutant(
+        "the sweep takes uploads of others",
+        "resilient/storage/uploads.py",
+        ' and is_ours(one["Key"].removeprefix(start))',
+        "",
+        _CONTRACT + " -k older_life",
+    ),
+]

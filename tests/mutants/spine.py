@@ -1,0 +1,164 @@
+"""Defects of commit, rotation, resume and agreement."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+VAULT = "tests/unit/vault"
+SWEEP = "tests/crash/test_sweep.py -k one_crash"
+
+MUTANTS = [
+    Mutant(
+        "files are deleted before the manifest",
+        "resilient/vault/rotate.py",
+        "        store.delete(checkpoint.manifest_key)\n",
+        "        for entry in sorted(store.list(checkpoint.folder + '/'), reverse=True):\n"
+        "            store.delete(entry.key)\n",
+        SWEEP,
+    ),
+    Mutant(
+        "rotation keeps one too few",
+        "resilient/vault/planning.py",
+        "if one not in placed and len(placed) >= retention.keep_last:",
+        "if one not in placed and len(placed) >= max(retention.keep_last - 1, 1):",
+        SWEEP,
+    ),
+    Mutant(
+        "rotation sweeps every folder without a manifest, saves in flight too",
+        "resilient/vault/rotate.py",
+        "if newest and one < newest and MANIFEST not in names",
+        "if newest and MANIFEST not in names",
+        VAULT,
+    ),
+    Mutant(
+        "an older life rotates",
+        "resilient/vault/rotate.py",
+        "        check_fence(store, mine)\n",
+        "",
+        VAULT,
+    ),
+    Mutant(
+        "an older life commits",
+        "resilient/vault/commit.py",
+        "    check_fence(store, checkpoint.generation)\n",
+        "",
+        VAULT,
+    ),
+    Mutant(
+        "the manifest is put before the files",
+        "resilient/vault/persist.py",
+        "        mine = attempt(lambda: write(desk.store",
+        "        from resilient.format.manifest import encode\n"
+        "        desk.store.put(checkpoint.manifest_key, encode(job.about))\n"
+        "        mine = attempt(lambda: write(desk.store",
+        SWEEP,
+    ),
+    Mutant(
+        "a life's number is taken without an exclusive create",
+        "resilient/vault/generations.py",
+        "        store.put_new(key, data)\n        return\n",
+        "        store.put(key, data)\n        return\n",
+        VAULT,
+    ),
+    Mutant(
+        "bytes are loaded without proof",
+        "resilient/vault/read.py",
+        "    if digest_file(data) == entry.proof:",
+        "    if len(data) == entry.size_bytes:",
+        VAULT,
+    ),
+    Mutant(
+        "a document's root is not checked",
+        "resilient/format/document.py",
+        "or root_digest(canonical(body)) != claimed",
+        "",
+        "tests/property tests/unit/vault",
+    ),
+    Mutant(
+        "resume takes the highest step of any life",
+        "resilient/vault/catalog.py",
+        "        candidates=tuple(line),",
+        "        candidates=tuple(sorted(whole, key=lambda one: one.step, reverse=True)),",
+        VAULT,
+    ),
+    Mutant(
+        "what was committed and lost is forgotten",
+        "resilient/vault/catalog.py",
+        "        lost=lost,\n    )",
+        '        lost="",\n    )',
+        VAULT,
+    ),
+    Mutant(
+        "a failed save deletes what is committed",
+        "resilient/vault/rotate.py",
+        "        store.stat(checkpoint.manifest_key)\n        return\n",
+        "        pass\n",
+        "tests/unit/test_checkpointer.py",
+    ),
+    Mutant(
+        "a life that saved nothing hides everything before it",
+        "resilient/vault/catalog.py",
+        "        if parent is None and own:",
+        "        if parent is None:",
+        VAULT,
+    ),
+    Mutant(
+        "a failing store is taken for damage",
+        "resilient/vault/choose.py",
+        "        except IntegrityError as error:\n            return None, error.message",
+        "        except Exception as error:\n            return None, str(error)",
+        "tests/gang",
+    ),
+    Mutant(
+        "only the coordinator's reading counts",
+        "resilient/vault/choose.py",
+        "    for rank, problem in enumerate(problems):",
+        "    for rank, problem in enumerate(problems[:1]):",
+        "tests/gang",
+    ),
+    Mutant(
+        "with all damaged, training starts over",
+        "resilient/vault/choose.py",
+        '    if plan["candidates"] or plan["lost"]:',
+        '    if plan["lost"]:',
+        "tests/gang",
+    ),
+    Mutant(
+        "a rank's failure is not told to its peers",
+        "resilient/world/agreement.py",
+        '        if "failure" in one:\n            return',
+        '        if "failure" in one and rank == 0:\n            return',
+        "tests/gang",
+    ),
+    Mutant(
+        "two saves are in flight at once",
+        "resilient/checkpointer.py",
+        "        began_seconds = self._desk.clock.monotonic_seconds()\n        self.wait()\n",
+        "        began_seconds = self._desk.clock.monotonic_seconds()\n",
+        "tests/unit/test_checkpointer.py",
+    ),
+    Mutant(
+        "staging shares memory with training",
+        "resilient/checkpointer.py",
+        "        self._persister.submit(self._desk, job)",
+        "        from resilient.vault.persist import persist\n"
+        "        late = lambda: persist(self._desk, replace(job, files=stage(capture("
+        "step, parts, 0), world, self._arena).files))\n"
+        "        self._persister._in_flight = self._persister._thread.submit(late)",
+        "tests/unit/test_checkpointer.py",
+    ),
+    Mutant(
+        "an optimizer's state is matched by position",
+        "resilient/state/optimizer.py",
+        'state = {numbers[name]: one for name, one in state_dict["state"].items()}',
+        'state = dict(enumerate(state_dict["state"].values()))',
+        "tests/unit/state",
+    ),
+    Mutant(
+        "a missing part is started afresh without a word",
+        "resilient/state/load.py",
+        '        if parts[name].scope == "replicated" and not parts[name].optional:',
+        "        if False:",
+        "tests/gang",
+    ),
+]

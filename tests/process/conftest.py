@@ -1,0 +1,45 @@
+"""Started agents, and a small file system of its own."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from agent_harness import Agent
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Start `resilient train` with a worker script; everything is killed at the end."""
+    started = []
+
+    def start(script, *options, arguments=(), environ=()):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Agent(folder, script, options, arguments, environ))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.kill()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount file systems of a given size; skip where that is not allowed."""
+    mounted = []
+
+    def mount(size_bytes):
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            pytest.skip("only root may mount a small file system")
+        folder = tmp_path / f"small-{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this machine does not let root mount a tmpfs")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,0 +1,64 @@
+"""A training whose callback makes processes, or which is told to stop by a terminal."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+
+from workload import Bytes, Model, Recording
+
+from resilient import TrainerCallback, TrainingArguments
+
+FORKS = multiprocessing.get_context("fork")
+
+
+class Pooled(TrainerCallback):
+    """Maps with a pool, which ends its processes with SIGTERM."""
+
+    def on_step_end(self, args, state, control, /, **_):
+        with FORKS.Pool(2) as pool:
+            pool.map(abs, [state.global_step])
+
+
+class Terminated(TrainerCallback):
+    """Ends a child with SIGTERM; it must die of that."""
+
+    def on_step_end(self, args, state, control, /, **_):
+        child = FORKS.Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.2)
+        child.terminate()
+        child.join(10)
+        sys.stdout.write(f"child {child.exitcode}\n")
+
+
+class Announce(TrainerCallback):
+    """Says that a step ended, so that a test can act then."""
+
+    def on_step_end(self, args, state, control, /, **_):
+        sys.stdout.write(f"step {state.global_step}\n")
+        sys.stdout.flush()
+        time.sleep(0.05)
+
+
+CALLBACKS = {"pool": Pooled, "terminate": Terminated, "announce": Announce}
+
+
+def main(folder: str, callback: str, steps: str, loaders: str) -> None:
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=int(steps),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        save_strategy="no",
+        dataloader_num_workers=int(loaders),
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    callbacks = [CALLBACKS[callback]()]
+    Recording(Model(), arguments, train_dataset=Bytes(), callbacks=callbacks).train()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

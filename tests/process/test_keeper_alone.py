@@ -1,0 +1,482 @@
+"""The keeper's process and a rank's side of it, without a trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from manifests import Values
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, SaveFailed
+from resilient.events import Emitter
+from resilient.format.names import CheckpointId
+from resilient.state.capture import Part
+from resilient.storage.local import LocalStore
+from resilient.storage.open import open_store
+from resilient.testing.gang import run_gang
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.link import KeeperAddress, KeeperPersister
+from resilient.vault.persister import ThreadPersister
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+HELD = Path(__file__).parents[1] / "helpers" / "held"
+
+
+class Keeper:
+    """A keeper's process with its socket and its shared memory in one folder."""
+
+    def __init__(self, folder, *options) -> None:
+        folder.mkdir(exist_ok=True)
+        self.shared = folder / "shm"
+        self.shared.mkdir(exist_ok=True)
+        self.path = folder / "keeper"
+        self.path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(self.path)]
+        self.process = subprocess.Popen(
+            [*command, "--shared", str(self.shared), "--linger-seconds", "5", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def close(self) -> int:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait(20)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def talk(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(str(self.path))
+        return connection
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def one(*options, folder="keeper"):
+        started.append(Keeper(tmp_path / folder, *options))
+        return started[-1]
+
+    yield one
+    for keeper in started:
+        if keeper.process.poll() is None:
+            keeper.kill()
+
+
+def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
+    world = world or World()
+    seen = []
+    emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
+    comms = Comms(board or MemoryBoard(), world, scope)
+    desk = Desk(open_store(str(url)), comms, Limits(**limits), SystemClock(), emit)
+    address = KeeperAddress(str(keeper.path), url=str(url))
+    persister = KeeperPersister(address, ThreadPersister())
+    checkpointer = Checkpointer(desk, persister)
+    checkpointer.seen = seen
+    return checkpointer
+
+
+def weight(value, size=5000):
+    return {"model": Part(Values(weight=torch.full((size,), float(value))))}
+
+
+def resumed_weight(keeper, url, scope="next"):
+    target = Values()
+    checkpointer = open_one(keeper, url, scope=scope)
+    resumed = checkpointer.resume({"model": Part(target)})
+    checkpointer.close()
+    return resumed.checkpoint, float(target.state["weight"][0]), checkpointer.seen
+
+
+def names(events):
+    return [type(event).__name__ for event in events]
+
+
+def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
+    keeper = start()
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    for step in (1, 2, 3):
+        checkpointer.save(step, weight(step, 5000 * step), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, step) for step in (3, 2, 1)]
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
+    assert keeper.close() == 0
+    assert list(keeper.shared.iterdir()) == []
+
+
+def test_two_ranks_commit_together(start, tmp_path):
+    keeper = start()
+
+    def rank_main(world, board):
+        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.close()
+        return checkpointer.committed()
+
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 7.0)
+
+
+def test_two_hosts_commit_over_the_board_of_the_coordinators_keeper(start, tmp_path):
+    keepers = [start(folder="host-0"), start(folder="host-1")]
+
+    def rank_main(world, board):
+        keeper = keepers[world.rank]
+        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        for step in (1, 2):
+            checkpointer.save(step, weight(step, 300_000), About())
+        checkpointer.close()
+        return checkpointer.committed()
+
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
+    assert resumed_weight(keepers[1], tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_dies_between_the_copy_and_the_hand_over_fails_the_save_at_once(
+    start, tmp_path, lost
+):
+    keeper = start()
+
+    def rank_main(world, board):
+        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        if world.rank == lost:
+            persister = checkpointer._persister
+            persister._ask = lost_before_it_hands_over(persister)
+        checkpointer.save(1, weight(7, 300_000), About())
+        began = time.monotonic()
+        with pytest.raises(SaveFailed):
+            checkpointer.wait()
+        assert time.monotonic() - began < 10
+        checkpointer.close()
+
+    run_gang(2, rank_main)
+    assert not list((tmp_path / "run").glob("*/manifest.json"))
+
+
+def lost_before_it_hands_over(persister):
+    ask = persister._ask
+
+    def asked(verb, **message):
+        if verb == "save":
+            # As the kernel does when the process dies.
+            persister._lines.close()
+        return ask(verb, **message)
+
+    return asked
+
+
+def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, tmp_path):
+    keeper = start()
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.wait()
+    keeper.kill()
+    checkpointer.save(2, weight(2), About())
+    checkpointer.close()
+    assert checkpointer.committed()[0] == CheckpointId(1, 2)
+    assert "KeeperBypassed" in names(checkpointer.seen)
+
+
+def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
+    gone = type("Gone", (), {"path": tmp_path / "nobody"})
+    checkpointer = open_one(gone, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 1)]
+    assert "nobody" in checkpointer.seen[-2].reason or "KeeperBypassed" in names(checkpointer.seen)
+
+
+def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
+    keeper = start()
+    gone = type("Gone", (), {"path": tmp_path / "nobody"})
+
+    def rank_main(world, board):
+        mine = (keeper, gone)[world.rank]
+        checkpointer = open_one(mine, tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        checkpointer.save(1, weight(7, 300_000), About())
+        checkpointer.close()
+        return checkpointer.committed()
+
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+
+
+def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
+    keeper = start()
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    while not checkpointer.committed():
+        time.sleep(0.01)
+    keeper.kill()
+    checkpointer.wait()
+    checkpointer.close()
+
+
+def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(start, tmp_path):
+    keeper = start("--host-bytes-max", "30000")
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1, 5000), About())
+    checkpointer.wait()
+    with pytest.raises(ConfigError, match=r"needs at least \d+ .* host_bytes_max allows 30000"):
+        checkpointer.save(2, weight(2, 50_000), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 1)]
+
+
+def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_disk):
+    keeper = start("--shared", str(small_disk(1 << 20)))
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1, 500_000), About())
+    checkpointer.save(2, weight(2, 1000), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 2), CheckpointId(1, 1)]
+    assert names(checkpointer.seen).count("KeeperBypassed") >= 1
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
+
+
+def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
+    keeper = start()
+    shared = set()
+    for life in (1, 2):
+        checkpointer = open_one(keeper, tmp_path / "run", scope=f"life-{life}")
+        checkpointer.resume({})
+        mine = set()
+        for step in (1, 2, 3):
+            checkpointer.save(step, weight(step), About())
+            mine.add(tuple(sorted(path.name for path in keeper.shared.glob("*/0*"))))
+        checkpointer.close()
+        assert len(mine) == 1
+        (files,) = mine
+        assert not shared & set(files)
+        shared |= set(files)
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """Hold the shards of checkpoint-1 in the keeper until a file appears."""
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    monkeypatch.setenv("HELD_FOLDER", str(folder))
+    monkeypatch.setenv("HELD_PREFIX", "checkpoint-1-g1")
+    monkeypatch.setenv("PYTHONPATH", f"{HELD}:{os.environ.get('PYTHONPATH', '')}")
+    return folder
+
+
+def handed_over(keeper, gate, url):
+    """Hand checkpoint-1 over and lose the trainer; the store does not take it yet."""
+    checkpointer = open_one(keeper, url)
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    while not list(gate.glob("held-*")):
+        time.sleep(0.01)
+    checkpointer._persister._lines.close()
+    checkpointer._persister._fallback.close()
+
+
+def test_a_keeper_that_is_told_to_leave_lets_the_save_in_flight_land(start, gate, tmp_path):
+    keeper = start()
+    handed_over(keeper, gate, tmp_path / "run")
+    keeper.process.stdin.close()
+    time.sleep(0.3)
+    assert keeper.process.poll() is None
+    (gate / "go").touch()
+    assert keeper.process.wait(20) == 0
+    keeper.process.stdout.close()
+    assert list(keeper.shared.iterdir()) == []
+    assert resumed_weight(start(folder="other"), tmp_path / "run")[0] == CheckpointId(1, 1)
+
+
+def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once(
+    start, gate, tmp_path
+):
+    keepers = [start(folder="host-0"), start(folder="host-1")]
+
+    def rank_main(world, board):
+        checkpointer = open_one(keepers[world.rank], tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        checkpointer.save(1, weight(7, 300_000), About())
+        if world.rank == 1:
+            while len(list(gate.glob("held-*"))) < 2:
+                time.sleep(0.01)
+            keepers[1].kill()
+            (gate / "go").touch()
+        began = time.monotonic()
+        with pytest.raises(SaveFailed, match=r"ended before its bytes|is gone"):
+            checkpointer.wait()
+        assert time.monotonic() - began < 20
+        # The same way for all again: the trainers persist by themselves.
+        checkpointer.save(2, weight(8, 300_000), About())
+        checkpointer.close()
+        return checkpointer.committed()
+
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 2)]] * 2
+
+
+@pytest.mark.parametrize("whose", ["its own", "another"])
+def test_a_new_life_waits_for_what_an_older_one_handed_over(start, gate, tmp_path, whose):
+    keeper = start()
+    handed_over(keeper, gate, tmp_path / "run")
+    if whose == "another":
+        keeper = start("--shared", str(keeper.shared), folder="other")
+    opener = threading.Timer(1, (gate / "go").touch)
+    opener.start()
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
+    opener.join()
+
+
+def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
+    start, tmp_path, monkeypatch
+):
+    keeper = start()
+    url = tmp_path / "run"
+    checkpointer = open_one(keeper, url)
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.close()
+    reads = []
+    get = LocalStore.get
+    monkeypatch.setattr(LocalStore, "get", lambda self, key: [reads.append(key), get(self, key)][1])
+    assert resumed_weight(keeper, url, "second")[:2] == (CheckpointId(1, 1), 1.0)
+    assert not [key for key in reads if key.endswith(".safetensors")]
+    for path in keeper.shared.glob("*/0*"):
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size - 1)
+            file.write(b"\xa5")
+    checkpoint, value, seen = resumed_weight(keeper, url, "third")
+    assert (checkpoint, value) == (CheckpointId(1, 1), 1.0)
+    assert [key for key in reads if key.endswith(".safetensors")]
+    assert "MemoryDoubted" in names(seen)
+
+
+HOSTILE = [
+    b"",
+    b"\n",
+    b"{",
+    b"not json\n",
+    b"[1]\n",
+    b"null\n",
+    b'{"verb": "save"}\n',
+    b'{"verb": "nothing"}\n',
+    b'{"verb": ["x"]}\n',
+    b'{"verb": "hello", "version": 99}\n',
+    b'{"verb": "hello", "version": 1, "world": 7}\n',
+    b'{"verb": "reserve", "name": "../../x", "size_bytes": -5}\n',
+    b'{"verb": "reserve", "name": "x", "size_bytes": 1e400}\n',
+    b'{"verb": "join", "board": {"host": "127.0.0.1", "port": 1, "token": ""}}\n',
+    b'{"verb": "begin"}\n{"verb": "wait"}\n{"verb": "recall"}\n{"verb": "settle"}\n',
+    b"[" * 100_000 + b"\n",
+    bytes(range(256)) + b"\n",
+]
+
+
+def test_torn_and_hostile_messages_are_refused_and_hurt_nobody(start, tmp_path):
+    keeper = start()
+    for message in HOSTILE:
+        connection = keeper.talk()
+        connection.sendall(message)
+        connection.shutdown(socket.SHUT_WR)
+        heard = b""
+        while more := connection.recv(1 << 16):
+            heard += more
+        connection.close()
+        for line in heard.splitlines():
+            assert isinstance(json.loads(line), dict)
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 1)]
+    assert keeper.close() == 0
+
+
+def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
+    keeper = start()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        keeper.process.send_signal(number)
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.close()
+    assert keeper.close() == 0
+
+
+def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("resilient.vault.link._SILENCE_SECONDS", 1.0)
+    keeper = start()
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    keeper.process.send_signal(signal.SIGSTOP)
+    checkpointer.save(1, weight(1), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 1)]
+
+
+def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path):
+    first = start()
+    checkpointer = open_one(first, tmp_path / "run")
+    checkpointer.resume({})
+    checkpointer.save(1, weight(1), About())
+    checkpointer.wait()
+    first.kill()
+    stale = list(first.shared.iterdir())
+    assert stale
+    second = start()
+    assert not any(path.exists() for path in stale)
+    checkpointer.close()
+    assert resumed_weight(second, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
+
+
+def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(tmp_path / "k")]
+    done = subprocess.run(
+        [*command, "--shared", str(tmp_path / "missing")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "trainers save by themselves: cannot make shared memory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_threads_of_the_board_end_with_it():
+    from resilient.world.sockets import BoardServer, SocketBoard
+
+    server = BoardServer()
+    clients = [SocketBoard(server.address) for _ in range(3)]
+    clients[0].post("a", b"\x00\xff")
+    assert clients[1].wait(["a"], 5) == [b"\x00\xff"]
+    server.close()
+    assert not [one for one in threading.enumerate() if one.name == "board" and one.is_alive()]
+    for client in clients:
+        client.close()

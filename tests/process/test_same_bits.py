@@ -1,0 +1,169 @@
+"""Real processes, real signals: whatever happens, the run ends with the bits of an unbroken one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from endings import differences, ending
+from jobs import Job, run
+
+from resilient.storage.open import open_store
+from resilient.vault.catalog import committed
+
+PAUSE = ("--pause", "0.08")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    code, said = run(folder)
+    assert code == 0, said
+    return ending(folder)
+
+
+@pytest.fixture(scope="module")
+def half_way(tmp_path_factory):
+    """A repository whose job was killed as a whole after a few saves."""
+    folder = tmp_path_factory.mktemp("half-way")
+    with Job(folder, *PAUSE) as job:
+        job.wait_for_step(14)
+        os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+    assert committed(open_store(str(folder)))
+    return folder
+
+
+def check_same(folder, unbroken) -> None:
+    assert differences(ending(folder), unbroken) == []
+
+
+def newest_file(folder, name):
+    checkpoint = committed(open_store(str(folder)))[0]
+    return folder / checkpoint.folder / name
+
+
+def test_sigkill_of_one_rank(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE) as job:
+        os.kill(job.wait_for_step(10, rank=1), signal.SIGKILL)
+        assert job.wait() == 0, job.said()
+        assert "SIGKILL" in job.said()
+        assert job.said().count("resumed from checkpoint-8-g1") == 1
+    check_same(tmp_path, unbroken)
+
+
+def test_sigkill_of_the_coordinator_with_loader_workers(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE, "--workers", "2") as job:
+        os.kill(job.wait_for_step(7, rank=0), signal.SIGKILL)
+        assert job.wait() == 0, job.said()
+    check_same(tmp_path, unbroken)
+
+
+def test_sigterm_to_the_job_saves_the_agreed_step_and_exits_75(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE) as job:
+        job.wait_for_step(9)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 75, job.said()
+        agreed = [steps[-1]["step"] for steps in (job.steps(0), job.steps(1))]
+    assert agreed[0] == agreed[1] == committed(open_store(str(tmp_path)))[0].step
+    code, said = run(tmp_path)
+    assert code == 0, said
+    assert f"resumed from checkpoint-{agreed[0]}-g1" in said
+    check_same(tmp_path, unbroken)
+
+
+def test_sigkill_of_the_whole_job(half_way, tmp_path, unbroken):
+    shutil.copytree(half_way, tmp_path, dirs_exist_ok=True)
+    code, said = run(tmp_path)
+    assert code == 0, said
+    check_same(tmp_path, unbroken)
+
+
+def test_sigkill_of_the_agent_leaves_no_orphan(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE) as job:
+        pids = [job.wait_for_step(6, rank=rank) for rank in (0, 1)]
+        job.process.kill()
+        job.process.wait()
+        deadline = time.monotonic() + 10
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):  # noqa: PTH110
+            assert time.monotonic() < deadline, "orphans go on training"
+            time.sleep(0.05)
+    code, said = run(tmp_path)
+    assert code == 0, said
+    check_same(tmp_path, unbroken)
+
+
+def test_a_rank_stopped_and_continued_changes_nothing(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE) as job:
+        pid = job.wait_for_step(6, rank=1)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(pid, signal.SIGCONT)
+        assert job.wait() == 0, job.said()
+    check_same(tmp_path, unbroken)
+
+
+def test_a_rank_stopped_and_then_killed_is_restarted(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE) as job:
+        pid = job.wait_for_step(6, rank=0)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1)
+        os.kill(pid, signal.SIGKILL)
+        assert job.wait() == 0, job.said()
+    check_same(tmp_path, unbroken)
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FILES = [
+    "manifest.json",
+    "model.r00000.safetensors",
+    "optimizer.r00001.safetensors",
+    "rng_state_1.safetensors",
+    "state.json",
+    "trainer_state.json",
+]
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, os.unlink], ids=["flip", "cut", "delete"])
+def test_with_the_newest_damaged_the_one_before_is_resumed(half_way, tmp_path, unbroken, damage):
+    """Each file in turn, through the restore that every rank runs; then one run to the end."""
+    from restoring import restored_step
+
+    for name in FILES:
+        copy = tmp_path / f"copy-{name}"
+        shutil.copytree(half_way, copy)
+        newest, before = committed(open_store(str(half_way)))[:2]
+        damage(copy / newest.folder / name)
+        step, skipped = restored_step(copy)
+        assert step == before.step, name
+        assert any(newest.folder in line for line in skipped), (name, skipped)
+    shutil.copytree(half_way, tmp_path / "run")
+    damage(newest_file(tmp_path / "run", "optimizer.r00000.safetensors"))
+    code, said = run(tmp_path / "run")
+    assert code == 0, said
+    assert f"skipped {newest.folder}" in said
+    assert f"resumed from {before.folder}" in said
+    check_same(tmp_path / "run", unbroken)
+
+
+def test_with_all_damaged_it_refuses_to_start_over(half_way, tmp_path):
+    shutil.copytree(half_way, tmp_path / "run")
+    for checkpoint in committed(open_store(str(tmp_path / "run"))):
+        flip(tmp_path / "run" / checkpoint.folder / "model.r00001.safetensors")
+    before = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
+    code, said = run(tmp_path / "run")
+    assert code == 3, said
+    assert "will not silently start over" in said
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == before

@@ -1,0 +1,89 @@
+"""Shared memory: owned through a lock, swept when the owner is dead, never before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from resilient.errors import StoreDenied, StoreFull
+from resilient.storage.shared import SharedFolder, map_file, sweep
+
+OWN = """
+import sys
+from pathlib import Path
+from resilient.storage.shared import SharedFolder
+folder = SharedFolder(Path(sys.argv[1]))
+folder.allocate(100)
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def owner(tmp_path):
+    """Start a process that owns a folder below ``tmp_path``."""
+    command = [sys.executable, "-c", OWN, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.said = process.stdout.readline().decode().strip()
+        yield process
+        process.kill()
+
+
+def test_what_one_process_writes_another_mapping_reads(tmp_path):
+    folder = SharedFolder(tmp_path)
+    path = folder.allocate(10)
+    written = map_file(path, 10, writable=True)
+    written[:] = b"0123456789"
+    assert bytes(map_file(path, 10, writable=False)) == b"0123456789"
+    folder.free(path)
+    assert bytes(written) == b"0123456789"
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_no_bytes_is_no_special_case(tmp_path):
+    folder = SharedFolder(tmp_path)
+    assert bytes(map_file(folder.allocate(0), 0, writable=True)) == b""
+    folder.close()
+
+
+def test_a_live_owners_folder_is_not_swept(tmp_path, owner):
+    assert sweep(tmp_path) == []
+    assert os.listdir(owner.said)  # noqa: PTH208
+
+
+def test_a_dead_owners_folder_is_swept_and_nothing_else(tmp_path, owner):
+    mine = SharedFolder(tmp_path)
+    (tmp_path / "resilient-of-somebody").write_text("a file")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "resilient-link").symlink_to(tmp_path / "other")
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert [str(path) for path in sweep(tmp_path)] == [owner.said]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"resilient-of-somebody", "other", "resilient-link", mine.path.name}
+    mine.close()
+
+
+def test_the_owner_is_recorded_for_people(tmp_path):
+    folder = SharedFolder(tmp_path)
+    assert json.loads((folder.path / "owner.json").read_text())["pid"] == os.getpid()
+    folder.close()
+
+
+def test_memory_that_is_not_there_is_refused_with_the_numbers(tmp_path, small_disk):
+    folder = SharedFolder(small_disk(1 << 20))
+    with pytest.raises(StoreFull, match=r"no 2097152 bytes left \(\d+ are free\)"):
+        folder.allocate(2 << 20)
+    folder.allocate(1 << 18)
+    folder.close()
+
+
+def test_a_place_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(StoreDenied, match="cannot make shared memory"):
+        SharedFolder(tmp_path / "missing")

@@ -1,0 +1,66 @@
+"""A Trainer under `resilient train` that is asked to stop: who was told, and how long it has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from jobs import Job, run
+
+from resilient.storage.open import open_store
+from resilient.vault.catalog import committed
+
+pytestmark = pytest.mark.slow
+
+
+def tree(pid: int) -> list[int]:
+    """Return the process and everything below it, as a control group would hold it."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return [pid, *(below for child in children for below in tree(child))]
+
+
+@pytest.mark.parametrize("loaders", ["0", "2"])
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_process_tree_saves_the_last_step(tmp_path, asked, loaders):
+    options = ("--steps", "100000", "--save-steps", "100000", "--pause", "0.05")
+    with Job(tmp_path, *options, "--workers", loaders) as job:
+        job.wait_for_step(6)
+        job.wait_for_step(6, rank=1)
+        for pid in tree(job.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, asked)
+        assert job.wait() == 75, job.said()
+        last = {job.steps(rank)[-1]["step"] for rank in range(2)}
+    assert {committed(open_store(str(tmp_path)))[0].step} == last
+
+
+def test_the_grace_of_the_agent_counts_and_not_that_of_the_script(tmp_path):
+    options = ("--steps", "100000", "--pause", "3", "--grace", "1")
+    with Job(tmp_path, *options, launch=("--grace", "60")) as job:
+        job.wait_for_step(1)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 75, job.said()
+        assert "left at once" not in job.said()
+
+
+def test_work_that_was_lost_at_the_deadline_is_not_reported_as_saved(tmp_path):
+    options = ("--steps", "100000", "--pause", "6", "--grace", "1")
+    with Job(tmp_path, *options, launch=("--grace", "3")) as job:
+        job.wait_for_step(1)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143, job.said()
+        assert "left at once" in job.said()
+        assert "work since the last checkpoint is lost" in job.said()
+        assert "same command resumes" in job.said()
+
+
+def test_a_crash_loop_is_told_although_only_the_script_names_the_repository(tmp_path):
+    options = ("--steps", "24", "--save-steps", "4", "--die-at", "6")
+    code, said = run(tmp_path, *options, launch=("--max-restarts", "9"))
+    assert code == 70, said
+    assert "crash loop: 3 lives in a row" in said
+    assert "checkpoint-4-g1 is committed" in said

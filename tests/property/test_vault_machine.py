@@ -1,0 +1,166 @@
+"""Any history of lives, saves, rotations, damage and rollbacks, against a plain model of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from manifests import begin, save
+
+from resilient.clock import SystemClock
+from resilient.errors import Fenced, ResilientError, UsageError
+from resilient.format.names import CheckpointId
+from resilient.testing.memory import MemoryStore
+from resilient.vault.catalog import committed, lineage
+from resilient.vault.read import read
+from resilient.vault.retention import Retention
+from resilient.vault.rotate import rotate
+from resilient.vault.tags import create_tag, read_tags, remove_tag
+
+
+class Vault(RuleBasedStateMachine):
+    """The model: the lives with their parents, and which checkpoints exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.parents: dict[int, CheckpointId | None] = {}
+        self.there: set[CheckpointId] = set()
+        self.damaged: set[CheckpointId] = set()
+        self.tags: dict[str, CheckpointId] = {}
+
+    @property
+    def life(self) -> int:
+        return max(self.parents, default=0)
+
+    def line(self) -> list[CheckpointId]:
+        """Return what resume may use, by the definition: down the parents, falling steps."""
+        found, generation, bound = [], self.life, float("inf")
+        while generation:
+            own = [one for one in self.there if one.generation == generation and one.step <= bound]
+            found += sorted(own, reverse=True)
+            parent = self.parents[generation]
+            if parent is None and not own:
+                generation, bound = generation - 1, float("inf")
+            else:
+                generation, bound = (parent.generation, parent.step) if parent else (0, 0)
+        return found
+
+    def separate(self) -> set[CheckpointId]:
+        """Return what descends from another start than the line does."""
+        ours = {one.generation for one in self.line()}
+        found = set()
+        for one in self.there:
+            generation = one.generation
+            while generation not in ours and self.parents[generation]:
+                generation = self.parents[generation].generation
+            if generation not in ours:
+                found.add(one)
+        return found
+
+    @rule()
+    def resume(self) -> None:
+        """A life begins from the first checkpoint that is whole."""
+        parent = next((one for one in self.line() if one not in self.damaged), None)
+        assert begin(self.store, parent) == self.life + 1
+        self.parents[self.life + 1] = parent
+
+    @rule()
+    def start_over(self) -> None:
+        begin(self.store, None)
+        self.parents[self.life + 1] = None
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def roll_back(self, data) -> None:
+        parent = data.draw(st.sampled_from(sorted(self.there)))
+        begin(self.store, parent)
+        self.parents[self.life + 1] = parent
+
+    @precondition(lambda self: self.life)
+    @rule(steps=st.integers(1, 3))
+    def save(self, steps) -> None:
+        own = [one.step for one in self.there if one.generation == self.life]
+        parent = self.parents[self.life]
+        step = max([*own, parent.step if parent else 0]) + steps
+        self.there.add(save(self.store, CheckpointId(self.life, step)))
+
+    @precondition(lambda self: self.life > 1)
+    @rule(step=st.integers(100, 999))
+    def a_stale_process_saves(self, step) -> None:
+        with pytest.raises(Fenced):
+            save(self.store, CheckpointId(self.life - 1, step))
+        before = committed(self.store)
+        with suppress(Fenced):  # unless nothing was doomed
+            rotate(self.store, Retention(1), self.life - 1)
+        assert committed(self.store) == before
+
+    @precondition(lambda self: self.there - self.damaged)
+    @rule(data=st.data())
+    def damage(self, data) -> None:
+        victim = data.draw(st.sampled_from(sorted(self.there - self.damaged)))
+        keys = [key for key in self.store.objects if key.startswith(f"{victim.folder}/")]
+        key = data.draw(st.sampled_from([one for one in keys if "manifest" not in one]))
+        content = self.store.objects[key]
+        self.store.objects[key] = content[:-1] + bytes([content[-1] ^ 1])
+        self.damaged.add(victim)
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data(), name=st.sampled_from(("a", "b")))
+    def tag(self, data, name) -> None:
+        named = data.draw(st.sampled_from(sorted(self.there)))
+        if self.tags.get(name, named) == named:
+            create_tag(self.store, name, named, SystemClock())
+            self.tags[name] = named
+        else:
+            with pytest.raises(UsageError):
+                create_tag(self.store, name, named, SystemClock())
+
+    @precondition(lambda self: self.tags)
+    @rule(data=st.data())
+    def untag(self, data) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tags)))
+        assert remove_tag(self.store, name) == self.tags.pop(name)
+
+    @precondition(lambda self: self.life)
+    @rule(limit=st.integers(1, 4))
+    def rotate(self, limit) -> None:
+        line = self.line()
+        gone = set(rotate(self.store, Retention(limit), self.life).doomed)
+        order = [*line, *sorted(self.there - set(line) - self.separate(), reverse=True)]
+        # With nothing to resume from, what a person may still want is not let go.
+        assert gone == (set(order[limit:]) - set(self.tags.values()) if line else set())
+        self.there -= gone
+
+    @invariant()
+    def what_exists_is_what_the_model_says(self) -> None:
+        assert committed(self.store) == sorted(self.there, reverse=True)
+
+    @invariant()
+    def every_tag_names_what_is_there(self) -> None:
+        assert {one.name: one.checkpoint for one in read_tags(self.store)} == self.tags
+        assert set(self.tags.values()) <= self.there
+
+    @invariant()
+    def what_resume_may_use_is_the_line(self) -> None:
+        known = lineage(self.store)
+        assert list(known.candidates) == self.line()
+        assert set(known.separate) == self.separate()
+        assert set(known.abandoned) == self.there - set(self.line()) - self.separate()
+
+    @invariant()
+    def damage_and_only_damage_is_refused(self) -> None:
+        for one in self.there:
+            try:
+                read(self.store, one)
+                whole = True
+            except ResilientError:
+                whole = False
+            assert whole == (one not in self.damaged)
+
+
+Vault.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestVault = Vault.TestCase

@@ -1,0 +1,240 @@
+"""One S3 server for the tests: Ceph's RADOS Gateway over one monitor and one store in memory.
+
+Everything listens on 127.0.0.1 and lives in one folder; no manager, no systemd, no keyring. The
+order of the steps is that of Ceph's "manual deployment" pages (docs.ceph.com): monitor map,
+monitor, OSD, user, gateway. Run it by hand with ``python -m tests.services.ceph FOLDER``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Self
+
+PACKAGES = ("ceph-mon", "ceph-osd", "radosgw", "ceph-common")
+PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
+KEY, SECRET = "canary-key-7f3a", "canary-secret-91bc"
+READY_SECONDS = 60.0
+
+CONFIGURATION = """
+[global]
+fsid = {fsid}
+mon host = [v2:127.0.0.1:{monitor},v1:127.0.0.1:{monitor_old}]
+public addr = 127.0.0.1
+cluster addr = 127.0.0.1
+ms bind ipv6 = false
+auth cluster required = none
+auth service required = none
+auth client required = none
+# The gateway asks its monitor for a "secure" connection, which needs keys that nobody has here.
+ms mon client mode = crc
+ms client mode = crc
+ms cluster mode = crc
+ms service mode = crc
+ms mon cluster mode = crc
+ms mon service mode = crc
+keyring = /dev/null
+run dir = {folder}
+admin socket =
+pid file =
+log file = {folder}/$name.log
+crash dir = {folder}
+# One copy, few placement groups and short rounds between monitors: ready in seconds.
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg num = 4
+osd pool default pgp num = 4
+osd pool default pg autoscale mode = off
+osd crush chooseleaf type = 0
+mon allow pool size one = true
+mon max pg per osd = 1000
+mon data avail warn = 1
+mon data avail crit = 1
+paxos propose interval = 0.05
+paxos min wait = 0.01
+osd objectstore = memstore
+memstore device bytes = 4294967296
+osd memory target = 1073741824
+[client.rgw]
+rgw frontends = beast endpoint=127.0.0.1:{gateway} tcp_nodelay=1
+rgw thread pool size = 64
+rgw enable apis = s3, admin
+rgw enable usage log = false
+# Without a cache nobody waits until a killed gateway would have heard of a new bucket.
+rgw cache enabled = false
+rgw enable ops log = false
+# What was overwritten is freed after seconds, not hours: it lies in memory.
+rgw gc obj min wait = 5
+rgw gc processor period = 5
+"""
+
+
+def why_impossible() -> str:
+    """Return why this machine cannot run the server, or nothing after installing what is missing.
+
+    Installs from Debian only as root, and only if apt is there.
+    """
+    if all(map(shutil.which, PROGRAMS)):
+        return ""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return f"not installed, and only root can: apt-get install {' '.join(PACKAGES)}"
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ("apt-get", "install", "-y", "--no-install-recommends", *PACKAGES)
+    for command in (("apt-get", "update"), install):
+        done = subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
+        if done.returncode:
+            return f"{' '.join(command[:2])} failed: {done.stderr.decode()[-200:]}"
+    return "" if all(map(shutil.which, PROGRAMS)) else "apt-get installed it, and it is not there"
+
+
+class Ceph:
+    """A server with its daemons; stops only what it started.
+
+    Args:
+        folder: empty; everything is kept there.
+
+    Attributes:
+        port: of the S3 endpoint, the same after a restart.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._configuration = folder / "ceph.conf"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.port, monitor, monitor_old = _free_ports(3)
+        self._fsid = str(uuid.uuid4())
+        self._monitors = f"[v2:127.0.0.1:{monitor},v1:127.0.0.1:{monitor_old}]"
+        self._configuration.write_text(
+            CONFIGURATION.format(
+                fsid=self._fsid,
+                monitor=monitor,
+                monitor_old=monitor_old,
+                folder=folder,
+                gateway=self.port,
+            )
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the S3 endpoint."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        data = {name: self._folder / name for name in ("mon", "osd")}
+        for one in data.values():
+            one.mkdir()
+        osd, where = str(uuid.uuid4()), f"{self._folder}/monmap"
+        monitor = ("-i", "a", "--mon-data", f"{data['mon']}")
+        storage = ("-i", "0", "--osd-data", f"{data['osd']}")
+        self._run(
+            "monmaptool", "--create", "--fsid", self._fsid, "--addv", "a", self._monitors, where
+        )
+        self._run("ceph-mon", *monitor, "--mkfs", "--monmap", where)
+        self._spawn("ceph-mon", "-f", *monitor)
+        self._run("ceph", "osd", "new", osd)
+        self._run("ceph-osd", *storage, "--mkfs", "--osd-uuid", osd)
+        self._spawn("ceph-osd", "-f", *storage)
+        user = (
+            "--uid=test",
+            "--display-name=test",
+            f"--access-key={KEY}",
+            f"--secret-key={SECRET}",
+        )
+        self._run("radosgw-admin", "-n", "client.rgw", "user", "create", *user)
+        self.start_gateway()
+
+    def start_gateway(self) -> None:
+        """Bring the S3 endpoint up and wait until it answers."""
+        self._spawn("radosgw", "-f", "-n", "client.rgw")
+        deadline = time.monotonic() + READY_SECONDS
+        while not _answers(self.port):
+            alive = self._daemons["radosgw"].poll() is None
+            assert alive, f"radosgw died: {self._said('radosgw')}"
+            assert time.monotonic() < deadline, f"radosgw is silent: {self._said('radosgw')}"
+            time.sleep(0.05)
+
+    def kill_gateway(self) -> None:
+        """Take the endpoint away with SIGKILL; what is stored stays."""
+        self._daemons["radosgw"].send_signal(signal.SIGKILL)
+        self._daemons.pop("radosgw").wait()
+
+    def stop(self) -> None:
+        """End every daemon that this object started; nothing in memory is worth a clean end."""
+        for daemon in reversed(self._daemons.values()):
+            daemon.kill()
+            daemon.wait()
+        self._daemons.clear()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        given = () if program == "monmaptool" else ("-c", str(self._configuration))
+        command = [program, *given, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, f"{program}: {done.stdout} {done.stderr}"
+
+    def _spawn(self, program: str, *arguments: str) -> None:
+        with (self._folder / f"{program}.out").open("ab") as said:
+            self._daemons[program] = subprocess.Popen(
+                [program, "-c", str(self._configuration), *arguments],
+                stdout=said,
+                stderr=said,
+                # Signals to the terminal's group are for the tests, not for their server.
+                start_new_session=True,
+            )
+
+    def _said(self, program: str) -> str:
+        return (self._folder / f"{program}.out").read_text()[-500:]
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status < 500
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def main() -> None:
+    """Install, start, say where, and stay until interrupted; or only install."""
+    problem = why_impossible()
+    if problem or len(sys.argv) < 2:
+        sys.exit(problem or None)
+    # Blocked, so that a signal ends the wait below and not this process before its daemons.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    with Ceph(Path(sys.argv[1])) as server:
+        sys.stdout.write(f"{server.endpoint} {KEY} {SECRET}\n")
+        sys.stdout.flush()
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main()

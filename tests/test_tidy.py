@@ -1,0 +1,324 @@
+"""The rules that no linter knows: sizes, dead modules, spine docstrings, banned words, what loads.
+
+Limits are those of CONTRIBUTING.md. An exception to a rule is listed here by name, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import resilient
+import resilient.errors
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = sorted((ROOT / "resilient").rglob("*.py"))
+COMMAND_LINE = sorted((ROOT / "cli" / "resilient_cli").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+OTHERS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+OURS = [*LIBRARY, *COMMAND_LINE]
+EVERYTHING = [*OURS, *TESTS, *OTHERS]
+
+FUNCTION_LINES_MAX = 50
+CLASS_LINES_MAX = 200
+MODULE_LINES_MAX = 350
+TEST_MODULE_LINES_MAX = 500
+PROTOCOL_METHODS_MAX = 8
+README_LINES_MAX = 250
+
+# Imported by nothing because a person or the interpreter starts them, or because users import them.
+ENTRY_POINTS = {
+    "resilient_cli.__main__",
+    "resilient.agent.bootstrap",
+    "resilient.vault.keeper",
+}
+USERS_IMPORT = ("resilient.testing.",)
+
+# The only places that may catch whatever comes.
+CATCH_ALL = {
+    "cli/resilient_cli/app.py",  # the edge: errors become text and exit codes
+    "resilient/agent/agent.py",  # the loop must outlive what its workers do
+    "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
+    "resilient/agent/bootstrap.py",  # the worker's edge: what it died of is reported
+}
+
+# A suite of tests, inherited by the tests of each store; its methods share nothing.
+LONG_CLASSES = {"resilient/testing/store_contract.py StoreContract"}
+
+SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py")
+TORCH_FREE = ("resilient.vault", "resilient.storage", "resilient.format", "resilient_cli")
+
+
+def short(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path):
+    base = ROOT / "cli" if "cli/resilient_cli" in path.as_posix() else ROOT
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def trees(paths):
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def functions(tree):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def classes(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def lines_without_docstring(node):
+    """Return the lines of a definition, decorators, signature and docstring not counted."""
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def length(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_functions_are_short():
+    long = [
+        f"{short(path)}:{node.lineno} {node.name} has {lines_without_docstring(node)} lines"
+        for path, tree in trees(EVERYTHING)
+        for node in functions(tree)
+        if lines_without_docstring(node) > FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+def docstring_lines(node):
+    """Return the lines of every docstring inside a definition."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [
+        one.body[0]
+        for one in ast.walk(node)
+        if isinstance(one, kinds) and ast.get_docstring(one, clean=False) is not None
+    ]
+    return sum(text.end_lineno - text.lineno + 1 for text in texts)
+
+
+def test_classes_are_short():
+    sizes = {
+        f"{short(path)} {node.name}": node.end_lineno - node.lineno + 1 - docstring_lines(node)
+        for path, tree in trees(OURS)
+        for node in classes(tree)
+    }
+    long = {
+        name: size
+        for name, size in sizes.items()
+        if size > CLASS_LINES_MAX and name not in LONG_CLASSES
+    }
+    assert not long
+
+
+def test_modules_are_short():
+    limits = [(path, MODULE_LINES_MAX) for path in [*OURS, *OTHERS]]
+    limits += [(path, TEST_MODULE_LINES_MAX) for path in TESTS]
+    long = [f"{short(path)}: {length(path)}" for path, limit in limits if length(path) > limit]
+    assert not long
+
+
+def test_protocols_are_narrow():
+    wide = [
+        f"{short(path)}:{node.lineno} {node.name} has {len(functions(node))} methods"
+        for path, tree in trees(OURS)
+        for node in classes(tree)
+        if "Protocol" in {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
+        and len(functions(node)) > PROTOCOL_METHODS_MAX
+    ]
+    assert not wide
+
+
+def imported_by(tree, package):
+    """Return the modules that a file imports, in functions and for types as well."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # A module that is loaded by name: tables of lazy names, `python -m`.
+            found |= {node.value} if node.value.startswith("resilient") else set()
+    return found
+
+
+def test_no_module_is_dead():
+    used = set()
+    for path, tree in trees([*OURS, *OTHERS]):
+        name = module_of(path) if path in OURS else ""
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        used |= imported_by(tree, package) - {name}
+    modules = {module_of(path) for path in OURS if path.name != "__init__.py"}
+    dead = sorted(
+        name for name in modules - used - ENTRY_POINTS if not name.startswith(USERS_IMPORT)
+    )
+    assert not dead
+
+
+def is_public(node):
+    return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+
+
+def reaches_storage(node):
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return bool({"store", "comms"} & {one.arg for one in arguments})
+
+
+def spine_functions():
+    """Return what must say what a crash leaves behind.
+
+    That is: public functions of the spine's modules that take a ``store`` or ``comms``, and the
+    public methods of ``Checkpointer`` that are not properties.
+    """
+    spine = trees(path for path in LIBRARY if short(path).startswith(SPINE))
+    found = [
+        (path, node)
+        for path, tree in spine
+        for node in tree.body
+        if is_public(node) and reaches_storage(node)
+    ]
+    found += [
+        (path, method)
+        for path, tree in spine
+        for node in classes(tree)
+        if node.name == "Checkpointer"
+        for method in node.body
+        if is_public(method) and not method.decorator_list
+    ]
+    return found
+
+
+def test_the_spine_says_what_a_crash_leaves_behind():
+    silent = [
+        f"{short(path)}:{node.lineno} {node.name}"
+        for path, node in spine_functions()
+        if not re.search(r"^\s*Crash: ", ast.get_docstring(node) or "", re.MULTILINE)
+    ]
+    assert not silent
+
+
+def test_the_library_does_not_print():
+    prints = [
+        f"{short(path)}:{node.lineno}"
+        for path, tree in trees(OURS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    ]
+    assert not prints
+
+
+def is_broad(handler):
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        kind is None or getattr(kind, "id", "") in ("Exception", "BaseException") for kind in kinds
+    )
+
+
+def passes_on(handler):
+    """Say whether a handler cleans up and raises again, which swallows nothing."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def test_only_the_edges_catch_whatever_comes():
+    broad = [
+        f"{short(path)}:{node.lineno}"
+        for path, tree in trees(OURS)
+        if short(path) not in CATCH_ALL
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and is_broad(node) and not passes_on(node)
+    ]
+    assert not broad
+
+
+def test_code_is_ascii():
+    strange = [
+        f"{short(path)}:{number}"
+        for path in EVERYTHING
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if not line.isascii()
+    ]
+    assert not strange
+
+
+def test_what_is_left_to_do_names_an_issue():
+    words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
+    left = []
+    for path in EVERYTHING:
+        with tokenize.open(path) as file:
+            left += [
+                f"{short(path)}:{token.start[0]}"
+                for token in tokenize.generate_tokens(file.readline)
+                if token.type == tokenize.COMMENT and words.search(token.string)
+            ]
+    assert not left
+
+
+@pytest.mark.parametrize("name", resilient.__all__)
+def test_every_exported_name_is_there(name):
+    assert getattr(resilient, name) is not None
+
+
+def all_errors(base):
+    return [base, *(one for child in base.__subclasses__() for one in all_errors(child))]
+
+
+def test_the_drawing_of_the_errors_is_the_tree_of_the_errors():
+    drawn = re.findall(
+        r"^[ |`-]*(\w+) +(\d+) +(RES-[A-Z0-9-]+)$", resilient.errors.__doc__, re.MULTILINE
+    )
+    ours = [
+        one
+        for one in all_errors(resilient.errors.ResilientError)
+        if one.__module__ == "resilient.errors"
+    ]
+    assert sorted(drawn) == sorted((one.__name__, str(one.exit_code), one.code) for one in ours)
+
+
+def test_the_help_of_the_program_names_every_exit_code():
+    from resilient_cli import app
+
+    stated = {int(code) for code in re.findall(r"\b\d+\b", app.__dict__["_HELP"])}
+    assert {one.exit_code for one in all_errors(resilient.errors.ResilientError)} <= stated
+
+
+def test_what_must_not_load_torch_does_not():
+    names = [module_of(path) for path in OURS]
+    names = [name for name in names if name.startswith(TORCH_FREE)]
+    probe = (
+        "import importlib, sys\n"
+        f"for name in {['resilient', *names]!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, f'{name} loads torch'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_module_of_the_library_can_be_imported():
+    for path in LIBRARY:
+        importlib.import_module(module_of(path))
+
+
+def test_the_readme_is_short():
+    assert length(ROOT / "README.md") <= README_LINES_MAX

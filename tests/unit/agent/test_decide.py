@@ -1,0 +1,158 @@
+"""The table of resilient.agent.decide, a test per row."""
+
+import signal
+
+import pytest
+
+from resilient.agent.decide import (
+    PERMANENT_CODES,
+    Budget,
+    Finish,
+    GiveUp,
+    Kind,
+    Outcome,
+    Restart,
+    decide,
+    exit_code,
+    name_of,
+)
+
+PLENTY = Budget(restarts_left=5)
+NONE_LEFT = Budget(restarts_left=0)
+LOOPING = Budget(restarts_left=5, no_progress_lives=3)
+
+
+def code_of(action):
+    assert not isinstance(action, Restart)
+    return action.code
+
+
+@pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
+def test_a_group_that_succeeded_finishes_with_0(budget):
+    assert decide(Outcome(Kind.SUCCEEDED), budget) == Finish(0, "all workers are done")
+
+
+@pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
+def test_a_preempted_group_leaves_with_75_and_is_never_restarted(budget):
+    action = decide(Outcome(Kind.PREEMPTED, status=75), budget)
+    assert isinstance(action, Finish)
+    assert action.code == 75
+
+
+@pytest.mark.parametrize("code", sorted(PERMANENT_CODES))
+def test_a_permanent_code_is_passed_on_without_a_restart(code):
+    action = decide(Outcome(Kind.FAILED, status=code), PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == code
+
+
+def test_the_permanent_codes_are_those_of_the_exit_code_table():
+    assert {2, 3, 65, 66, 69, 73, 77, 78, 80} == PERMANENT_CODES
+
+
+@pytest.mark.parametrize("status", [1, 7, 70, 71, 130, -9, -11, -6, -15])
+def test_any_other_failure_is_restarted_for_one_restart(status):
+    action = decide(Outcome(Kind.FAILED, status=status), PLENTY)
+    assert action == Restart("failure", is_paid=True)
+    assert PLENTY.after(action).restarts_left == 4
+
+
+def test_the_echo_of_a_failure_elsewhere_is_restarted_although_69_is_permanent():
+    outcome = Outcome(Kind.FAILED, status=69, is_echo=True)
+    assert decide(outcome, PLENTY) == Restart("failure", is_paid=True)
+    assert code_of(decide(outcome, NONE_LEFT)) == 69
+
+
+@pytest.mark.parametrize(("status", "code"), [(7, 7), (1, 1), (-9, 137), (-15, 143), (71, 71)])
+def test_without_restarts_the_workers_own_code_is_passed_on(status, code):
+    action = decide(Outcome(Kind.FAILED, status=status), NONE_LEFT)
+    assert isinstance(action, GiveUp)
+    assert action.code == code
+
+
+def test_lives_without_a_new_checkpoint_are_a_crash_loop():
+    action = decide(Outcome(Kind.FAILED, status=-11), LOOPING)
+    assert code_of(action) == 70
+    assert "SIGSEGV" in action.reason
+    assert "without a new checkpoint" in action.reason
+
+
+def test_a_crash_loop_is_told_even_when_the_restarts_end_with_the_same_life():
+    budget = Budget(restarts_left=0, no_progress_lives=3)
+    assert code_of(decide(Outcome(Kind.FAILED, status=1), budget)) == 70
+
+
+def test_one_life_less_than_the_limit_is_no_crash_loop():
+    budget = Budget(restarts_left=1, no_progress_lives=2)
+    assert isinstance(decide(Outcome(Kind.FAILED, status=1), budget), Restart)
+
+
+def test_a_permanent_code_is_told_before_a_crash_loop():
+    assert code_of(decide(Outcome(Kind.FAILED, status=78), LOOPING)) == 78
+
+
+@pytest.mark.parametrize(("budget", "code"), [(PLENTY, 75), (NONE_LEFT, 1), (LOOPING, 70)])
+def test_a_restart_that_a_stop_overtakes_is_left_to_the_requeue(budget, code):
+    outcome = Outcome(Kind.FAILED, status=1, stop_signal=signal.SIGTERM)
+    assert code_of(decide(outcome, budget)) == code
+
+
+@pytest.mark.parametrize("budget", [PLENTY, NONE_LEFT, LOOPING])
+def test_a_change_of_membership_restarts_for_free(budget):
+    action = decide(Outcome(Kind.REGROUPED), budget)
+    assert action == Restart("membership", is_paid=False)
+    assert budget.after(action) == budget
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (75, 75), (-15, 75)])
+def test_workers_that_stop_as_asked_end_the_run_well(status, code):
+    action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
+    assert isinstance(action, Finish)
+    assert action.code == code
+
+
+@pytest.mark.parametrize(("status", "code"), [(73, 73), (1, 1), (-9, 137), (-11, 139), (143, 143)])
+def test_a_worker_that_fails_while_stopping_passes_its_code_on(status, code):
+    action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == code
+
+
+@pytest.mark.parametrize("code", [143, 130])
+def test_workers_that_left_at_once_lost_work_and_are_not_reported_as_saved(code):
+    action = decide(Outcome(Kind.STOPPED, status=code, stop_signal=signal.SIGTERM), PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == code
+    assert "work since the last checkpoint is lost" in action.reason
+    assert "intact and the same command resumes" in action.reason
+
+
+@pytest.mark.parametrize(("asked_by", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_workers_that_had_to_be_killed_end_with_the_signal_asked_with(asked_by, code):
+    action = decide(Outcome(Kind.KILLED, stop_signal=asked_by), PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == code
+    assert "last durable checkpoint is intact" in action.reason
+    assert "same command resumes" in action.reason
+
+
+def test_lost_peers_are_worth_a_retry_by_the_scheduler():
+    action = decide(Outcome(Kind.UNREACHABLE, reason="closed"), PLENTY)
+    assert action == GiveUp(69, "closed")
+
+
+def test_progress_resets_the_count_of_lives_without_it():
+    budget = Budget(no_progress_lives=2)
+    assert budget.after_failure(progressed=False).no_progress_lives == 3
+    assert budget.after_failure(progressed=True).no_progress_lives == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (75, 75), (-9, 137), (-2, 130)])
+def test_a_status_becomes_what_a_shell_would_show(status, code):
+    assert exit_code(status) == code
+
+
+def test_a_status_has_a_name():
+    assert name_of(7) == "exit code 7"
+    assert name_of(-9) == "SIGKILL"
+    assert name_of(-35) == "signal 35"

@@ -1,0 +1,52 @@
+"""How the agent's facts read."""
+
+import signal
+
+from resilient.agent.facts import WorkerFailed
+
+
+def failed(**changes):
+    facts = {
+        "rank": 3,
+        "local_rank": 1,
+        "host": "h",
+        "pid": 42,
+        "life": 2,
+        "status": 1,
+        "error": "ValueError: boom",
+        "hint": "",
+        "traceback": "".join(f"line {number}\n" for number in range(40)),
+        "others": 6,
+        "safe": "checkpoint-5-g1 is committed",
+        "follows": "exit 1",
+    }
+    return WorkerFailed(**{**facts, **changes}).line()
+
+
+def test_a_failure_is_one_block_that_names_rank_place_end_and_what_follows():
+    block = failed()
+    assert block.startswith("rank 3 failed first in life 2: ValueError: boom\n")
+    assert "host h, pid 42, local rank 1" in block
+    assert "exit code 1" in block
+    assert "6 more workers of this host failed after it" in block
+    assert "checkpoint-5-g1 is committed" in block
+    assert block.endswith("exit 1")
+
+
+def test_only_the_end_of_a_traceback_is_shown():
+    block = failed()
+    assert "line 39" in block
+    assert "line 25" in block
+    assert "line 24" not in block
+
+
+def test_a_kill_names_its_usual_cause():
+    block = failed(status=-signal.SIGKILL, error="", traceback="")
+    assert block.startswith("rank 3 failed first in life 2: SIGKILL")
+    assert "out-of-memory" in block
+
+
+def test_what_is_not_known_takes_no_line():
+    block = failed(others=0)
+    assert "others" not in block
+    assert "hint" not in block

@@ -1,0 +1,74 @@
+"""What counts as progress between lives."""
+
+from resilient.agent.progress import Progress, ProgressLog
+
+
+def log_of(*answers):
+    rest = iter(answers)
+    return ProgressLog(lambda: next(rest))
+
+
+def failed(log):
+    log.look()
+    return log.count_failure()
+
+
+def test_a_first_life_that_commits_nothing_made_no_progress():
+    assert not failed(log_of(None, None))
+
+
+def test_a_checkpoint_of_an_earlier_job_is_not_progress_of_this_one():
+    assert not failed(log_of("checkpoint-5-g1", "checkpoint-5-g1"))
+
+
+def test_a_new_checkpoint_is_progress_once():
+    log = log_of(None, "a", "a", "b")
+    assert failed(log)
+    assert not failed(log)
+    assert failed(log)
+
+
+def test_a_listing_that_fails_is_no_progress_and_forgets_nothing():
+    log = log_of("a", Progress.UNKNOWN, "a")
+    assert not failed(log)
+    assert log.describe() == "a is committed"
+    assert not failed(log)
+
+
+def test_without_a_repository_there_is_no_evidence_of_a_crash_loop():
+    log = ProgressLog(None)
+    assert failed(log)
+    assert failed(log)
+    assert "no --repo" in log.describe()
+
+
+def test_the_wish_how_to_resume_holds_until_something_newer_was_committed():
+    log = log_of("old", "old", "new")
+    assert log.resume_with("never", 1) == "never"
+    log.look()
+    assert log.resume_with("never", 2) == "never"
+    log.look()
+    assert log.resume_with("never", 3) == "auto"
+
+
+def test_a_later_life_resumes_when_nobody_knows_what_was_committed():
+    assert ProgressLog(None).resume_with("never", 1) == "never"
+    assert ProgressLog(None).resume_with("never", 2) == "auto"
+    assert log_of(Progress.UNKNOWN).resume_with("checkpoint-1-g1", 2) == "auto"
+
+
+def test_what_is_safe_is_said_in_words():
+    assert log_of(None).describe() == "no checkpoint was committed yet"
+    assert "does not answer" in log_of(Progress.UNKNOWN).describe()
+
+
+def test_a_repository_that_is_told_late_counts_from_then_on():
+    log = log_of(Progress.UNTOLD, "old", "old", Progress.UNTOLD)
+    assert failed(log), "it may be new: nobody looked before"
+    assert not failed(log)
+    assert not failed(log)
+    assert log.describe() == "old is committed"
+
+
+def test_a_repository_that_is_told_late_and_empty_has_seen_no_progress():
+    assert not failed(log_of(Progress.UNTOLD, None))
