@@ -26,13 +26,28 @@ def outlive_a_request(_worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() == _TRAINER_PID:
-        signal.signal(signal.SIGTERM, _heard)
+        signal.signal(signal.SIGTERM, _outlive)
 
 
-def _heard(number: int, _frame: Any) -> None:
+def _outlive(number: int, _frame: Any) -> None:
+    _end_with_the_trainer()
+    signal.signal(number, _obey)
+
+
+def _obey(number: int, _frame: Any) -> None:
+    _end_with_the_trainer()
     signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+def _end_with_the_trainer() -> None:
+    """End in good order if the trainer is leaving.
+
+    To die of the signal would be an error to torch, which looks at its loaders whenever a child
+    of the trainer ends and raises there, in the middle of the interpreter's end.
+    """
     if _is_leaving[0]:
-        signal.raise_signal(number)
+        os._exit(os.EX_OK)
 
 
 @atexit.register
