@@ -31,7 +31,7 @@ from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from types import TracebackType
 
     from resilient import checkpointer
@@ -61,6 +61,9 @@ class Checkpointer:
             :func:`resilient.opening.open_checkpointer` (``keep_last``, ``retention``,
             ``storage_options``, ...) are taken by their names.
 
+    Attributes:
+        resumed: the checkpoint that ``resume`` loaded.
+
     Raises:
         ConfigError: a name is taken.
     """
@@ -77,6 +80,7 @@ class Checkpointer:
         self._topic = ""
         self._things = Things({})
         self._spine: checkpointer.Checkpointer | None = None
+        self.resumed: CheckpointId | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -141,11 +145,20 @@ class Checkpointer:
         is_mine = ref is not None and launch.cause == "start"
         wanted = ref if is_mine and ref else launch.resume
         found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
-        if found is not None and found.absent:
+        if found is None:
+            return None
+        self.resumed = found.checkpoint
+        if found.absent:
             told(PartsStartedFresh(found.absent))
-        return None if found is None else found.step
+        return found.step
 
-    def save(self, step: int, *, metrics: Mapping[str, Any] | None = None) -> CheckpointId:
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        keep: Collection[CheckpointId] = (),
+    ) -> CheckpointId:
         """Copy the state to host memory and make it durable in the background.
 
         First waits for the save in flight, so there is at most one. When this returns, training
@@ -158,6 +171,7 @@ class Checkpointer:
         Args:
             step: names the checkpoint; ``resume`` returns it.
             metrics: numbers measured at this step; retention finds the best by them.
+            keep: checkpoints that rotation must not delete.
 
         Returns:
             The checkpoint that will exist once it is committed.
@@ -171,7 +185,22 @@ class Checkpointer:
         spine, things = self._begun("save()"), self._things
         things.align()
         measured = {name: _number(value) for name, value in (metrics or {}).items()}
-        return spine.save(step, things.parts, About(strategy=things.strategy, metrics=measured))
+        about = About(strategy=things.strategy, metrics=measured)
+        return spine.save(step, things.parts, about, keep=keep)
+
+    def load(self, checkpoint: CheckpointId, name: str) -> None:
+        """Load one thing from a committed checkpoint, for example the best model.
+
+        Collective: every rank, same checkpoint and name.
+        Crash: only this process's memory changed.
+
+        Raises:
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no such thing, or another shape.
+            SaveFailed: the save in flight failed; nothing was loaded.
+        """
+        self._begun("load()").load_part(checkpoint, name, self._things.parts[name])
 
     def wait(self) -> None:
         """Wait until the save in flight is durable.
