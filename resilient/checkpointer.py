@@ -22,7 +22,7 @@ from resilient.state.capture import Part, capture
 from resilient.state.landing import Landing
 from resilient.state.load import absent_parts, load, stored_name
 from resilient.state.stage import Arena, stage
-from resilient.vault import catalog
+from resilient.vault import catalog, facts
 from resilient.vault.begin import begin
 from resilient.vault.choose import Choice, Wanted, choose
 from resilient.vault.describe import About, describe
@@ -113,7 +113,7 @@ class Checkpointer:
             self._persister.open(self._desk),
             self._desk.comms,
             ref,
-            Wanted(names, landing.boxes),
+            Wanted(names, landing.boxes, self._desk.limits.repair_on_restore),
             self._desk.limits.within_seconds,
         )
         absent = self._load(choice, parts, landing)
@@ -121,6 +121,7 @@ class Checkpointer:
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
             return None
+        self._tell_mended(choice.proved)
         manifest = choice.proved.manifest
         took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
         size_bytes = held_bytes(choice.proved.files)
@@ -130,6 +131,12 @@ class Checkpointer:
         )
         size = int(manifest.world["size"])
         return Resumed(manifest.checkpoint, step, manifest.config, size, absent)
+
+    def _tell_mended(self, proved: Proved) -> None:
+        """Say what this rank found damaged; another rank may have read other files."""
+        if proved.mended:
+            folder = proved.manifest.checkpoint.folder
+            self._desk.emit(facts.CheckpointMended(folder, proved.mended))
 
     def _load(self, choice: Choice, parts: Mapping[str, Part], landing: Landing) -> tuple[str, ...]:
         """Load on every rank, and go on only if it worked on all."""
@@ -243,7 +250,9 @@ class Checkpointer:
         landing = Landing({name: part})
 
         def prove() -> Proved:
-            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes)
+            mends = self._desk.limits.repair_on_restore
+            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes, mends=mends)
+            self._tell_mended(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved

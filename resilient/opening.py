@@ -36,6 +36,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     retention: Retention | None = None,
     within_seconds: float = 600.0,
     single_writer: bool = False,
+    parity: int = 0,
+    repair_on_restore: bool = True,
     keeper: KeeperAddress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpointer:
@@ -55,6 +57,10 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         retention: the same and more, in place of ``keep_last``.
         within_seconds: how long one phase of a save or resume may take.
         single_writer: the user promises that no other job writes there.
+        parity: how many files of each rank's may be lost and be computed back, bit for bit; each
+            costs about the longest of them per save.
+        repair_on_restore: compute damaged files back from parity, in memory, instead of resuming
+            from an older checkpoint.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
@@ -76,7 +82,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     comms = Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}")
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
-    limits = Limits(retention or Retention(keep_last), within_seconds, single_writer)
+    kept = retention or Retention(keep_last)
+    limits = Limits(kept, within_seconds, single_writer, parity, repair_on_restore)
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options

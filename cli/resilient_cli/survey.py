@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
-from resilient.vault.catalog import read_manifest
+from resilient.vault.catalog import lineage, read_manifest
 from resilient.vault.tags import list_tags, read_tag
 from resilient.vault.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
@@ -81,6 +81,25 @@ def examine(store: Store, checkpoint: CheckpointId, level: Level) -> Survey:
         return Survey(checkpoint, None, findings)
     # Rotation deletes the manifest first, so files that are gone count only while it is there.
     return Survey(checkpoint, read_manifest(store, checkpoint), findings)
+
+
+def first_intact(
+    store: Store, known: Mapping[CheckpointId, bool], level: Level
+) -> CheckpointId | None:
+    """Return where training would resume; reads further candidates only until one is intact.
+
+    Args:
+        store: the repository.
+        known: checkpoints that were examined, and whether each is intact.
+        level: how closely to look at others.
+    """
+    states = dict(known)
+    for candidate in lineage(store).candidates:
+        if candidate not in states:
+            states |= {one.checkpoint: one.intact for one in survey(store, [candidate], level)}
+        if states.get(candidate):
+            return candidate
+    return None
 
 
 def tags_of(store: Store) -> dict[str, CheckpointId | None]:

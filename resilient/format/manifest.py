@@ -11,13 +11,15 @@ from resilient.format.digest import CHUNK_BYTES, FileDigest, join_chunks
 from resilient.format.document import seal, unseal
 from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
+from resilient.format.parity import ParityGroup, check_groups
 from resilient.format.regions import Region, covers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 FORMAT = "resilient-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Receipt:
     files: tuple[FileEntry, ...]
     tensors: tuple[TensorEntry, ...]
     parts: tuple[PartEntry, ...] = ()
+    parity: tuple[ParityGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value for the agreement among ranks."""
@@ -117,6 +120,7 @@ class Receipt:
             tuple(_file(one) for one in value["files"]),
             tuple(_tensor(one) for one in value["tensors"]),
             tuple(PartEntry(**one) for one in value["parts"]),
+            tuple(ParityGroup.from_json(one) for one in value["parity"]),
         )
 
 
@@ -138,6 +142,7 @@ class Manifest:
         data: the data position.
         metrics: what was measured at this step, finite numbers by name.
         protects: checkpoints that the run wants kept, for example its best.
+        parity: which files protect each other.
         root: SHA-256 of the document, known once it was encoded or decoded.
     """
 
@@ -154,6 +159,7 @@ class Manifest:
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     protects: tuple[CheckpointId, ...] = ()
+    parity: tuple[ParityGroup, ...] = ()
     format_version: int = FORMAT_VERSION
     root: str = ""
 
@@ -161,6 +167,16 @@ class Manifest:
     def size_bytes(self) -> int:
         """Bytes of all files, the manifest itself not counted."""
         return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Names of the files that a restore may read: all but parity, and what it needs alone."""
+        regions = (one.file for tensor in self.tensors for one in tensor.regions)
+        return frozenset({*regions, *(part.document for part in self.parts)})
+
+    def key(self, name: str) -> str:
+        """Return the store's key of a file that the manifest lists."""
+        return self.checkpoint.key(name)
 
     def file(self, name: str) -> FileEntry:
         """Return the entry of a file; the name must be one of ours."""
@@ -188,6 +204,7 @@ def encode(manifest: Manifest) -> bytes:
             "data": dict(manifest.data),
             "metrics": dict(manifest.metrics),
             "protects": [one.folder for one in manifest.protects],
+            "parity": [one.to_json() for one in manifest.parity],
         }
     )
 
@@ -204,10 +221,11 @@ def decode(data: bytes, key: str) -> Manifest:
         IncompatibleCheckpoint: a format or version that this release does not read.
     """
     fields = unseal(data, key)
-    if fields.get("format") != FORMAT or fields.get("version") != FORMAT_VERSION:
+    if fields.get("format") != FORMAT or fields.get("version") not in READABLE_VERSIONS:
         raise IncompatibleCheckpoint(
             f"`{key}` is of format {fields.get('format')!r} version {fields.get('version')!r}; "
-            f"this release reads {FORMAT!r} version {FORMAT_VERSION}",
+            f"this release reads {FORMAT!r} versions {READABLE_VERSIONS[0]} to "
+            f"{FORMAT_VERSION}",
             hint="pip install --upgrade resilient-train",
         )
     try:
@@ -236,9 +254,15 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
         data=fields["data"],
         metrics=fields["metrics"],
         protects=tuple(_named(one) for one in fields["protects"]),
+        parity=tuple(ParityGroup.from_json(one) for one in _parity_of(fields)),
         format_version=fields["version"],
         root=fields["root"],
     )
+
+
+def _parity_of(fields: Mapping[str, Any]) -> Any:
+    """Return the groups as they are written; version 1 had none."""
+    return fields["parity"] if fields["version"] > 1 else ()
 
 
 def _named(folder: str) -> CheckpointId:
@@ -286,6 +310,7 @@ def _check(manifest: Manifest, chunk_bytes: int) -> None:
     _require(isinstance(manifest.metrics, dict), "metrics")
     for name, value in manifest.metrics.items():
         _require(type(value) in (int, float) and math.isfinite(value), f"metric `{name}`")
+    check_groups(manifest.parity, sizes)
 
 
 def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
@@ -319,29 +344,3 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
             path = f"metrics/{name}"
             raise UnsavableState(f"`{path}` is no number: {value!r}", path=path) from error
     return {name: value for name, value in plain.items() if math.isfinite(value)}
-
-
-def merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
-    """Join the regions that ranks wrote into whole tensors, in the order of names.
-
-    Raises:
-        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
-    """
-    merged: dict[str, TensorEntry] = {}
-    for receipt in receipts:
-        for one in receipt.tensors:
-            known = merged.get(one.name, one)
-            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
-                raise IntegrityError(
-                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
-                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
-                    tensor=one.name,
-                )
-            earlier = known.regions if one.name in merged else ()
-            merged[one.name] = TensorEntry(
-                one.name, one.part, one.dtype, one.shape, (*earlier, *one.regions)
-            )
-    for tensor in merged.values():
-        if not covers(tensor.shape, [one.region for one in tensor.regions]):
-            raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
-    return tuple(merged[name] for name in sorted(merged))

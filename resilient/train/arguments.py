@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from resilient.errors import ConfigError
+from resilient.format.parity import check_parity
 from resilient.train.names import did_you_mean, only_known
 from resilient.vault.retention import parse_retention
 
@@ -122,6 +123,12 @@ class TrainingArguments(metaclass=_Named):
     save_retention: Mapping[str, Any] | None = _option(
         None, "keep_best, keep_every, keep_hourly, ... (Retention)"
     )
+    save_parity: int = _option(
+        0, "files of each rank that may be lost and are computed back; each costs the longest one"
+    )
+    repair_on_restore: bool = _option(
+        default=True, help="compute damaged files back from parity instead of going further back"
+    )
     load_best_model_at_end: bool = _option(default=False, help="end with the best weights saved")
     metric_for_best_model: str | None = _option(None, "metric that says which model is best")
     greater_is_better: bool | None = _option(None, "None: unless the metric's name ends in loss")
@@ -180,6 +187,7 @@ class TrainingArguments(metaclass=_Named):
         _check_combinations(self)
         # Spelt wrongly it must not be found out at the first save.
         parse_retention(self.save_retention or {}, self.save_total_limit)
+        check_parity(self.save_parity)
 
     @property
     def retention(self) -> Retention:

@@ -123,6 +123,8 @@ class Session:
             retention=args.retention,
             within_seconds=args.save_within_seconds,
             single_writer=launch.single_writer,
+            parity=args.save_parity,
+            repair_on_restore=args.repair_on_restore,
             # Whoever launches names the place, and so knows better how to get there.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,

@@ -110,6 +110,21 @@ def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     return fetch(store, key, lambda data: decode(data, key))
 
 
+def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
+    """Return what the second copy of a manifest says, proved; for repairs alone.
+
+    It says nothing about whether the checkpoint exists.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is no copy.
+        IntegrityError: the copy is damaged.
+        IncompatibleCheckpoint: written by a newer release.
+    """
+    return fetch(store, checkpoint.copy_key, lambda data: decode(data, checkpoint.manifest_key))
+
+
 def lineage(
     store: Store,
     folders: Mapping[CheckpointId, Collection[str]] | None = None,

@@ -45,10 +45,12 @@ class Wanted:
     Attributes:
         parts: stored names of the parts.
         boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
+        mends: whether damage is computed back from parity before an older checkpoint is taken.
     """
 
     parts: Collection[str]
     boxes: Callable[[Manifest], Boxes] | None = None
+    mends: bool = False
 
 
 def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:
@@ -109,7 +111,7 @@ def _try(
 
     def work() -> tuple[Proved | None, str]:
         try:
-            return read(store, checkpoint, wanted.parts, wanted.boxes), ""
+            return read(store, checkpoint, wanted.parts, wanted.boxes, mends=wanted.mends), ""
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
-from resilient.format.manifest import Receipt, encode, merge_tensors
+from resilient.errors import IntegrityError, KeyExists, KeyNotFound, StoreUnavailable
+from resilient.format.manifest import Receipt, TensorEntry, decode, encode
+from resilient.format.regions import covers
+from resilient.vault.fetch import fetch
 from resilient.vault.generations import check_fence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
 
@@ -29,9 +32,36 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
     return replace(
         about,
         files=tuple(file for receipt in receipts for file in receipt.files),
-        tensors=merge_tensors(receipts),
+        tensors=_merge_tensors(receipts),
         parts=tuple(part for receipt in receipts for part in receipt.parts),
+        parity=tuple(group for receipt in receipts for group in receipt.parity),
     )
+
+
+def _merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
+    """Join the regions that ranks wrote into whole tensors, in the order of names.
+
+    Raises:
+        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
+    """
+    merged: dict[str, TensorEntry] = {}
+    for receipt in receipts:
+        for one in receipt.tensors:
+            known = merged.get(one.name, one)
+            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
+                raise IntegrityError(
+                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
+                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
+                    tensor=one.name,
+                )
+            earlier = known.regions if one.name in merged else ()
+            merged[one.name] = TensorEntry(
+                one.name, one.part, one.dtype, one.shape, (*earlier, *one.regions)
+            )
+    for tensor in merged.values():
+        if not covers(tensor.shape, [one.region for one in tensor.regions]):
+            raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
+    return tuple(merged[name] for name in sorted(merged))
 
 
 def commit(store: Store, manifest: Manifest) -> None:
@@ -73,3 +103,22 @@ def _is_there(store: Store, key: str, data: bytes) -> bool:
         return store.get(key) == data
     except KeyNotFound:
         return False
+
+
+def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
+    """Put the bytes of a committed manifest once more, for a repair of the first.
+
+    Crash: the copy is there or not; nothing ever asks it whether the checkpoint exists.
+
+    Raises:
+        KeyNotFound: the checkpoint is not committed.
+        IntegrityError: its manifest is damaged; nothing was copied.
+        StoreError: the copy may be missing; the checkpoint is committed all the same.
+    """
+    key = checkpoint.manifest_key
+
+    def proved(data: bytes) -> bytes:
+        decode(data, key)
+        return data
+
+    store.put(checkpoint.copy_key, fetch(store, key, proved))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.format.parity import check_parity
 from resilient.vault.retention import Retention
 
 if TYPE_CHECKING:
@@ -27,11 +28,22 @@ class Limits:
         within_seconds: how long one phase of a save or one candidate of a resume may take.
         single_writer: the user promises to be the only job, so a store without exclusive
             create may be used.
+        parity: how many files of each rank may be lost and be computed back.
+        repair_on_restore: whether a restore computes damaged files back, in memory, where parity
+            can, instead of going back to an older checkpoint.
+
+    Raises:
+        ConfigError: parity is no number that the code knows.
     """
 
     retention: Retention = field(default_factory=Retention)
     within_seconds: float = 600.0
     single_writer: bool = False
+    parity: int = 0
+    repair_on_restore: bool = True
+
+    def __post_init__(self) -> None:
+        check_parity(self.parity)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""

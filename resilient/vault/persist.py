@@ -18,7 +18,9 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.format.manifest import Manifest, PartEntry, Receipt
-from resilient.vault.commit import commit, gather_receipts
+from resilient.format.parity import parity_bytes
+from resilient.vault import facts
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import mark_committed
 from resilient.vault.rotate import discard, rotate
 from resilient.vault.space import require_space
@@ -72,8 +74,8 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        require_space(desk, checkpoint, sum(len(file.data) for file in job.files), job.topic)
-        mine = attempt(lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts))
+        require_space(desk, checkpoint, _size_bytes(desk, job), job.topic)
+        mine = attempt(lambda: _write(desk, job))
         size_bytes = agree(
             desk.comms,
             job.topic,
@@ -100,6 +102,16 @@ def persist(desk: Desk, job: Job) -> Receipt:
     return mine
 
 
+def _size_bytes(desk: Desk, job: Job) -> int:
+    sizes = [len(file.data) for file in job.files]
+    return sum(sizes) + parity_bytes(sizes, desk.limits.parity)
+
+
+def _write(desk: Desk, job: Job) -> Receipt:
+    rank, parity = desk.world.rank, desk.limits.parity
+    return write(desk.store, job.about.checkpoint, rank, job.files, job.parts, parity)
+
+
 def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
     if isinstance(mine, Failure):
         return mine
@@ -120,6 +132,8 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
 def _tidy(desk: Desk, job: Job) -> None:
     """Mark the life's first commit and let old checkpoints go; a failure here is only an event."""
     checkpoint = job.about.checkpoint
+    if desk.limits.parity:
+        _copy(desk, checkpoint)
     try:
         if job.is_first:
             mark_committed(desk.store, checkpoint.generation)
@@ -142,6 +156,12 @@ def _tidy(desk: Desk, job: Job) -> None:
         desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
     for one in plan.doomed:
         desk.tell(events.CheckpointRotated(one.folder))
+
+
+def _copy(desk: Desk, checkpoint: CheckpointId) -> None:
+    copied = attempt(lambda: copy_manifest(desk.store, checkpoint))
+    if isinstance(copied, Failure):
+        desk.tell(facts.CopyFailed(checkpoint.folder, copied.message))
 
 
 def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
 from resilient.format.extents import Extents, chunks_touched, names_in, runs
-from resilient.vault.catalog import read_manifest
+from resilient.format.names import MANIFEST
+from resilient.vault.catalog import read_copy, read_manifest
 from resilient.vault.fetch import fetch
+from resilient.vault.mend import groups_of, mend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from resilient.format.extents import Boxes, Content
     from resilient.format.manifest import FileEntry, Manifest
@@ -29,10 +32,12 @@ class Proved:
     Attributes:
         manifest: the table of contents.
         files: content by file name; a file of which nothing is wanted is not there.
+        mended: names of files that are damaged in the store and were computed back from parity.
     """
 
     manifest: Manifest
     files: Mapping[str, Content]
+    mended: tuple[str, ...] = ()
 
 
 def read(
@@ -40,6 +45,8 @@ def read(
     checkpoint: CheckpointId,
     parts: Collection[str] | None = None,
     boxes: Callable[[Manifest], Boxes] | None = None,
+    *,
+    mends: bool = False,
 ) -> Proved:
     """Return a checkpoint's manifest and what is wanted of ``parts``, proved.
 
@@ -53,26 +60,70 @@ def read(
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
         boxes: says which tensors are wanted only in part; called once, with the manifest.
+        mends: compute what is damaged back from parity, in memory, where that is possible.
 
     Raises:
         IntegrityError: the manifest or a file is damaged, short or missing; names the file and
-            the tensors that it holds.
+            the tensors that it holds, and with ``mends`` why it cannot be computed back.
         KeyNotFound: the checkpoint has no manifest, or was rotated away while it was read.
         IncompatibleCheckpoint: a newer format.
         StoreError: the store failed, which says nothing about the checkpoint.
     """
-    manifest = read_manifest(store, checkpoint)
+    manifest, mended = _read_manifest(store, checkpoint, mends=mends)
     wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
-    return Proved(
-        manifest,
-        {
-            entry.name: _read_file(store, manifest, entry)
-            if len(wanted[entry.name]) == len(entry.chunks)
-            else _read_chunks(store, manifest, entry, wanted[entry.name])
-            for entry in manifest.files
-            if entry.name in wanted
-        },
-    )
+    files: dict[str, Content] = {}
+    for entry in manifest.files:
+        if entry.name not in wanted:
+            continue
+        try:
+            files[entry.name] = _read_wanted(store, manifest, entry, wanted[entry.name])
+            continue
+        except IntegrityError as error:
+            damage = error
+        if not mends or not groups_of(manifest, entry.name):
+            raise damage
+        files[entry.name] = _mend(store, manifest, entry, wanted[entry.name], damage)
+        mended.append(entry.name)
+    return Proved(manifest, files, tuple(mended))
+
+
+def _read_manifest(
+    store: Store, checkpoint: CheckpointId, *, mends: bool
+) -> tuple[Manifest, list[str]]:
+    """Return the manifest, or its copy if it is there and damaged; and what was damaged."""
+    try:
+        return read_manifest(store, checkpoint), []
+    except IntegrityError:
+        if not mends:
+            raise
+        with suppress(IntegrityError, KeyNotFound):
+            return read_copy(store, checkpoint), [MANIFEST]
+        raise
+
+
+def _read_wanted(
+    store: Store, manifest: Manifest, entry: FileEntry, chunks: Collection[int]
+) -> Content:
+    if len(chunks) == len(entry.chunks):
+        return _read_file(store, manifest, entry)
+    return _read_chunks(store, manifest, entry, chunks)
+
+
+def _mend(
+    store: Store,
+    manifest: Manifest,
+    entry: FileEntry,
+    chunks: Collection[int],
+    damage: IntegrityError,
+) -> Content:
+    try:
+        return mend([store], manifest, entry, chunks)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{damage.message}; parity cannot give it back: {error.message}",
+            key=damage.key,
+            tensor=damage.tensor,
+        ) from error
 
 
 def _wanted(
@@ -169,7 +220,7 @@ def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
     ]
 
 
-def join_names(names: list[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return the first few names, comma separated, and how many more there are."""
     more = len(names) - _NAMED_MAX
     return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -244,7 +244,8 @@ class _Evidence:
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                self.findings[checkpoint] = f"{wrong[0].file} {wrong[0].problem}" if wrong else ""
+                hurt = [one for one in wrong if one.severity == "damaged"]
+                self.findings[checkpoint] = f"{hurt[0].file} {hurt[0].problem}" if hurt else ""
         return self.findings[checkpoint]
 
 
@@ -266,10 +267,11 @@ def _content(store: Store, checkpoint: CheckpointId, folders: Folders) -> Conten
     except (TypeError, ValueError):
         return Content(problem="its `created_at` is no time")
     there = folders[checkpoint]
-    missing = [one.name for one in manifest.files if one.name not in there]
-    resized = [
-        one.name for one in manifest.files if there.get(one.name, one.size_bytes) != one.size_bytes
-    ]
+    # A checkpoint that lost its parity is whole: resume reads none of it.
+    needed = manifest.needed
+    files = [one for one in manifest.files if one.name in needed]
+    missing = [one.name for one in files if one.name not in there]
+    resized = [one.name for one in files if there.get(one.name, one.size_bytes) != one.size_bytes]
     problem = f"{missing[0]} is missing" if missing else ""
     problem = problem or (f"{resized[0]} has another size" if resized else "")
     return Content(manifest.created_at, manifest.metrics, problem, manifest.protects)

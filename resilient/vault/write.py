@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from resilient.format.digest import digest_bytes, digest_file
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
+from resilient.format.parity import grouped, protect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,7 @@ def write(
     rank: int,
     files: Sequence[HostFile],
     parts: Sequence[PartEntry] = (),
+    parity: int = 0,
 ) -> Receipt:
     """Store ``files`` under the checkpoint's folder and return the receipt.
 
@@ -35,13 +38,18 @@ def write(
         rank: who writes; recorded with each file.
         files: host memory that nobody changes meanwhile.
         parts: the parts whose documents are among ``files``.
+        parity: how many of these files may be lost later and be computed back; each costs as
+            many bytes as the longest, one of them in memory at a time.
 
     Raises:
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
-    entries = tuple(_write_file(store, checkpoint, rank, file) for file in files)
+    groups = grouped([file.name for file in files], rank, parity)
+    entries = tuple(
+        _write_file(store, checkpoint, rank, file) for file in chain(files, protect(files, groups))
+    )
     tensors = tuple(_prove(tensor, file.data) for file in files for tensor in file.tensors)
-    return Receipt(rank, entries, tensors, tuple(parts))
+    return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
 
 
 def _write_file(store: Store, checkpoint: CheckpointId, rank: int, file: HostFile) -> FileEntry:

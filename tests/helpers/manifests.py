@@ -11,7 +11,7 @@ from resilient.clock import SystemClock
 from resilient.format.manifest import Manifest
 from resilient.state.capture import Part, capture
 from resilient.state.stage import Arena, stage
-from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import claim
 from resilient.vault.write import write
 from resilient.world.world import World
@@ -59,16 +59,20 @@ def parts_of(step: int):
     }
 
 
-def save(store, checkpoint: CheckpointId, ranks: int = 1, parent=None, **about) -> CheckpointId:
+def save(
+    store, checkpoint: CheckpointId, ranks: int = 1, parent=None, parity: int = 0, **about
+) -> CheckpointId:
     """Commit a small checkpoint as ``ranks`` ranks would; ``about`` are fields of its manifest."""
     receipts = []
     for rank in range(ranks):
         staged = stage(
             capture(checkpoint.step, parts_of(checkpoint.step), rank), World(rank, ranks), Arena()
         )
-        receipts.append(write(store, checkpoint, rank, staged.files, staged.parts))
+        receipts.append(write(store, checkpoint, rank, staged.files, staged.parts, parity))
     manifest = replace(empty_manifest(checkpoint, parent), **about)
     commit(store, gather_receipts(manifest, receipts))
+    if parity:
+        copy_manifest(store, checkpoint)
     return checkpoint
 
 

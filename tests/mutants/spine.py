@@ -47,10 +47,10 @@ MUTANTS = [
     Mutant(
         "the manifest is put before the files",
         "resilient/vault/persist.py",
-        "        mine = attempt(lambda: write(desk.store",
+        "        mine = attempt(lambda: _write(desk, job))",
         "        from resilient.format.manifest import encode\n"
         "        desk.store.put(checkpoint.manifest_key, encode(job.about))\n"
-        "        mine = attempt(lambda: write(desk.store",
+        "        mine = attempt(lambda: _write(desk, job))",
         SWEEP,
     ),
     Mutant(

@@ -17,6 +17,7 @@ from resilient.format.names import CHECKPOINTS
 from resilient.vault.catalog import lineage, read_manifest, resolve
 from resilient.vault.generations import read_generations
 from resilient_cli.commands.keeping import prune, tag, untag
+from resilient_cli.commands.repairing import repair
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -28,7 +29,7 @@ from resilient_cli.places import (
     ref_and_place,
 )
 from resilient_cli.render import show
-from resilient_cli.survey import Level, Survey, survey, tags_of
+from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
 from resilient_cli.views.inspection import inspection
 from resilient_cli.views.listing import Listing, listing
 from resilient_cli.views.verification import verification
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 DAMAGE_FOUND = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, tag and prune checkpoints.",
+    help="List, inspect, verify, repair, tag and prune checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,7 +52,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, tag and prune checkpoints."""
+    """List, inspect, verify, repair, tag and prune checkpoints."""
 
 
 @app.command()
@@ -121,25 +122,15 @@ def verify(
     found = committed_of(store)
     chosen = found if every or not found else [resolve(store, ref or "latest")]
     surveys = survey(store, chosen, level)
-    resume = _first_intact(store, surveys, level)
+    resume = first_intact(store, {one.checkpoint: one.intact for one in surveys}, level)
     show(verification(store.url, surveys, resume, level), output_of(ctx))
     return _verdict(store, surveys, resume)
 
 
-def _first_intact(store: Store, known: Sequence[Survey], level: Level) -> CheckpointId | None:
-    """Return where training would resume; reads further candidates only until one is intact."""
-    states = {one.checkpoint: one.intact for one in known}
-    for candidate in lineage(store).candidates:
-        if candidate not in states:
-            states |= {one.checkpoint: one.intact for one in survey(store, [candidate], level)}
-        if states.get(candidate):
-            return candidate
-    return None
-
-
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
     """Return the exit code when something intact remains, and raise when nothing does."""
-    if all(one.intact for one in surveys) and (surveys or resume):
+    # Lost parity hurts no resume, and yet it is damage that somebody has to hear of.
+    if not any(one.findings for one in surveys) and (surveys or resume):
         return 0
     if resume:
         return DAMAGE_FOUND
@@ -154,5 +145,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (tag, untag, prune):
+for _command in (repair, tag, untag, prune):
     app.command()(_command)
