@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Matrix = list[list[int]]
+    Bytes = bytes | bytearray | memoryview
 
 POLYNOMIAL = 0x11D
 SHARES_MAX = 256
@@ -71,7 +72,7 @@ def solve(lost: Sequence[int], rows: Sequence[int]) -> Matrix:
     return _inverted([[coefficient(row, column) for column in lost] for row in rows])
 
 
-def add(total: bytearray, terms: Sequence[tuple[int, bytes | memoryview]]) -> None:
+def add(total: bytearray, terms: Sequence[tuple[int, Bytes]]) -> None:
     """Add to the head of ``total``, in place, the sum of (factor, bytes), none longer."""
     import numpy as np
 

@@ -64,9 +64,10 @@ def verify(store: Store, checkpoint: CheckpointId, level: Level = "full") -> lis
     try:
         manifest = read_manifest(store, checkpoint)
     except IntegrityError as error:
-        fixable = not copy_problem(store, checkpoint, "full")
-        fix = {"fix": repair_command(store, checkpoint)} if fixable else {}
-        return [Finding(MANIFEST, "", error.message, **fix)]
+        lost = Finding(MANIFEST, "", error.message)
+        if copy_problem(store, checkpoint, "full"):
+            return [lost]
+        return [replace(lost, fix=repair_command(store, checkpoint))]
     except IncompatibleCheckpoint as error:
         return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
     found = damages(store, manifest, level)
@@ -173,8 +174,8 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
     else:
         problem = "content is not what was committed"
     hit = tuple(tensors_hit(manifest, entry.name, data))
-    span = {"start": ranges[0][0], "stop": ranges[-1][1]}
-    finding = Finding(entry.name, join_names(hit), problem, **span)
+    start, stop = ranges[0][0], ranges[-1][1]
+    finding = Finding(entry.name, join_names(hit), problem, start=start, stop=stop)
     # What was appended damages nothing, although the last chunk ends elsewhere with it.
     within = damaged_ranges(memoryview(data)[: entry.size_bytes], entry.proof)
     chunks = frozenset(start // CHUNK_BYTES for start, _ in within)

@@ -41,7 +41,7 @@ def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: 
     rows = [*(_fix(one, verdict) for one in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
     ids = tuple(one.file for one in plan.fixes)
-    blocks = (table, *_lines(plan, resume, done=done))
+    blocks: tuple[Table | str, ...] = (table, *_lines(plan, resume, done=done))
     return Answer("ckpt.repair", "repair", document, blocks, ids)
 
 
@@ -77,7 +77,8 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
         )
         return
     lost, whole = plan.lost_tensors, plan.whole_tensors
-    yield f"Lost: {count(len(lost), 'tensor')}{': ' if lost else ''}{', '.join(lost)}."
+    names = f": {', '.join(lost)}" if lost else ""
+    yield f"Lost: {count(len(lost), 'tensor')}{names}."
     hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
     left = [name for name, is_whole in plan.parts.items() if is_whole]
     yield f"Whole: {count(len(whole), 'tensor')}. Parts that are whole: {', '.join(left) or NONE}."
