@@ -36,6 +36,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     retention: Retention | None = None,
     within_seconds: float = 600.0,
     single_writer: bool = False,
+    save_unchanged: str = "refer",
     keeper: KeeperAddress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpointer:
@@ -55,14 +56,16 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         retention: the same and more, in place of ``keep_last``.
         within_seconds: how long one phase of a save or resume may take.
         single_writer: the user promises that no other job writes there.
+        save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
+            are not written again; ``write``: every checkpoint stands for itself.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
 
     Raises:
-        ConfigError: the URL names no kind of storage that is installed, or several ranks have
-            no board.
+        ConfigError: the URL names no kind of storage that is installed, several ranks have no
+            board, or a value is not accepted.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -76,7 +79,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     comms = Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}")
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
-    limits = Limits(retention or Retention(keep_last), within_seconds, single_writer)
+    kept = retention or Retention(keep_last)
+    limits = Limits(kept, within_seconds, single_writer, save_unchanged)
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options

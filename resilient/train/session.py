@@ -123,6 +123,7 @@ class Session:
             retention=args.retention,
             within_seconds=args.save_within_seconds,
             single_writer=launch.single_writer,
+            save_unchanged=args.save_unchanged,
             # Whoever launches names the place, and so knows better how to get there.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,

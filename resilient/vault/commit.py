@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
-from resilient.format.manifest import Receipt, encode, merge_tensors
+from resilient.format.joining import merge_files, merge_tensors
+from resilient.format.manifest import Receipt, encode
 from resilient.vault.generations import check_fence
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
         receipts: one per rank.
 
     Raises:
-        IntegrityError: ranks disagree on a tensor, or left holes in one.
+        IntegrityError: ranks disagree on a tensor or a file, or left holes in a tensor.
     """
     return replace(
         about,
-        files=tuple(file for receipt in receipts for file in receipt.files),
+        files=merge_files(receipts),
         tensors=merge_tensors(receipts),
         parts=tuple(part for receipt in receipts for part in receipt.parts),
     )

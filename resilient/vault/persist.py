@@ -20,6 +20,7 @@ from resilient.errors import (
 from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.generations import mark_committed
+from resilient.vault.refer import Division, divide
 from resilient.vault.rotate import discard, rotate
 from resilient.vault.space import require_space
 from resilient.vault.write import write
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
+    from resilient.vault.refer import Base
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Job:
         topic: names the agreement; the same on every rank and never used before.
         began_seconds: monotonic time when ``save`` was called.
         stall_seconds: how long training waited.
+        bases: checkpoints whose bytes may be referred to, the likeliest first.
     """
 
     about: Manifest
@@ -54,10 +57,13 @@ class Job:
     topic: str
     began_seconds: float
     stall_seconds: float
+    bases: tuple[Base, ...] = ()
 
 
 def persist(desk: Desk, job: Job) -> Receipt:
-    """See that there is room, write this rank's files, agree; the coordinator commits and rotates.
+    """Write what the store has not yet of this rank's files, agree; the coordinator commits.
+
+    Before that it sees that there is room, and afterwards it rotates.
 
     Collective: every rank, same topic.
     Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
@@ -72,9 +78,10 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        require_space(desk, checkpoint, sum(len(file.data) for file in job.files), job.topic)
-        mine = attempt(lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts))
-        size_bytes = agree(
+        division = attempt(lambda: divide(desk.store, checkpoint, job.files, job.parts, job.bases))
+        require_space(desk, checkpoint, division, job.topic)
+        mine = attempt(lambda: _write(desk, job, division))
+        size_bytes, own_bytes = agree(
             desk.comms,
             job.topic,
             _shown(checkpoint, mine),
@@ -92,12 +99,19 @@ def persist(desk: Desk, job: Job) -> Receipt:
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
-        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds, took_seconds)
+        events.CheckpointCommitted(
+            checkpoint.folder, size_bytes, job.stall_seconds, took_seconds, own_bytes
+        )
     )
     if desk.world.is_coordinator:
         _tidy(desk, job)
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
+
+
+def _write(desk: Desk, job: Job, division: Division) -> Receipt:
+    written = write(desk.store, job.about.checkpoint, desk.world.rank, division.files, job.parts)
+    return division.complete(written)
 
 
 def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
@@ -106,15 +120,19 @@ def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] 
     return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
 
 
-def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
-    """Rule over the receipts: the manifest is put here, by the coordinator alone."""
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
+    """Rule over the receipts: the manifest is put here, by the coordinator alone.
+
+    Returns:
+        Bytes of all files that the checkpoint needs, and of those that were written for it.
+    """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
     commit(desk.store, manifest)
-    return manifest.size_bytes
+    return manifest.size_bytes, manifest.own_bytes
 
 
 def _tidy(desk: Desk, job: Job) -> None:
@@ -140,6 +158,8 @@ def _tidy(desk: Desk, job: Job) -> None:
         desk.tell(events.BestDamaged(one.folder, reason))
     if plan.held:
         desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
+    if plan.unsure:
+        desk.tell(events.RotationHeld(checkpoint.folder, plan.unsure))
     for one in plan.doomed:
         desk.tell(events.CheckpointRotated(one.folder))
 

@@ -202,11 +202,14 @@ class Seat:
             self._is_idle.set()
 
     def _held_of(self, receipt: Receipt, job: Job) -> dict[str, Held]:
+        """Return the files that were stored as they lie here; of the others a part is missing."""
+        staged = {file.name: len(file.data) for file in job.files}
         return {
             job.about.checkpoint.key(file.name): Held(
                 str(self._segments[file.name].path), file.proof
             )
             for file in receipt.files
+            if staged.get(file.name) == file.size_bytes
         }
 
     def _let_go(self) -> None:

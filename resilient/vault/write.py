@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
+    from resilient.format.thinning import ThinFile
     from resilient.storage.store import Store
 
 
@@ -20,7 +21,7 @@ def write(
     store: Store,
     checkpoint: CheckpointId,
     rank: int,
-    files: Sequence[HostFile],
+    files: Sequence[HostFile | ThinFile],
     parts: Sequence[PartEntry] = (),
 ) -> Receipt:
     """Store ``files`` under the checkpoint's folder and return the receipt.
@@ -40,20 +41,26 @@ def write(
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
     entries = tuple(_write_file(store, checkpoint, rank, file) for file in files)
-    tensors = tuple(_prove(tensor, file.data) for file in files for tensor in file.tensors)
+    tensors = tuple(_prove(tensor, file) for file in files for tensor in file.tensors)
     return Receipt(rank, entries, tensors, tuple(parts))
 
 
-def _write_file(store: Store, checkpoint: CheckpointId, rank: int, file: HostFile) -> FileEntry:
-    proof = digest_file(file.data)
-    store.put(checkpoint.key(file.name), file.data)
+def _write_file(
+    store: Store, checkpoint: CheckpointId, rank: int, file: HostFile | ThinFile
+) -> FileEntry:
+    data = file.data
+    proof = digest_file(data)
+    store.put(checkpoint.key(file.name), data)
     return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank)
 
 
-def _prove(tensor: TensorEntry, data: bytes | memoryview) -> TensorEntry:
-    """Return the entry with the digest of each region's own bytes."""
+def _prove(tensor: TensorEntry, file: HostFile | ThinFile) -> TensorEntry:
+    """Return the entry with the digest of each region's own bytes, where it is not known yet."""
+    if all(one.digest for one in tensor.regions):
+        return tensor
+    data = memoryview(file.data)
     regions = tuple(
-        replace(one, digest=digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]))
+        replace(one, digest=digest_bytes(data[one.start : one.start + one.size_bytes]))
         for one in tensor.regions
     )
     return replace(tensor, regions=regions)
