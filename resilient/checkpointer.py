@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
-from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
 from resilient.format.extents import held_bytes
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part, capture
@@ -29,6 +29,7 @@ from resilient.vault.describe import About, describe
 from resilient.vault.link import persister_for
 from resilient.vault.persist import Job
 from resilient.vault.read import Proved, read
+from resilient.vault.refer import Base, base_of
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from resilient.vault.desk import Desk
     from resilient.vault.generations import Generation
     from resilient.vault.persister import Persister
+
+_BASES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Checkpointer:
         self._saves = 0
         self._saved: set[CheckpointId] = set()
         self._pending: CheckpointId | None = None
+        self._bases: tuple[Base, ...] = ()
         self._loads = 0
 
     @property
@@ -109,8 +113,9 @@ class Checkpointer:
         began_seconds = self._desk.clock.monotonic_seconds()
         rank, landing = self._desk.world.rank, Landing(parts)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
+        store = self._persister.open(self._desk)
         choice = choose(
-            self._persister.open(self._desk),
+            store,
             self._desk.comms,
             ref,
             Wanted(names, landing.boxes, self._desk.limits.repair_on_restore),
@@ -122,6 +127,7 @@ class Checkpointer:
         if choice.proved is None:
             return None
         self._tell_mended(choice.proved)
+        self._bases = (base_of(choice.proved, store),)
         manifest = choice.proved.manifest
         took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
         size_bytes = held_bytes(choice.proved.files)
@@ -208,6 +214,7 @@ class Checkpointer:
             topic=topic,
             began_seconds=began_seconds,
             stall_seconds=self._desk.clock.monotonic_seconds() - began_seconds,
+            bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
         )
         self._pending = checkpoint
         self._persister.submit(self._desk, job)
@@ -223,9 +230,16 @@ class Checkpointer:
             Fenced: a newer life began, so nothing was committed.
         """
         pending, self._pending = self._pending, None
-        self._persister.wait()
+        try:
+            self._persister.wait()
+        except ResilientError:
+            if pending is not None:
+                # It may be committed all the same: who saves next asks the store.
+                self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
+            raise
         if pending is not None:
             self._saved.add(pending)
+            self._bases = (Base(pending),)
 
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example the best model.

@@ -38,6 +38,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     single_writer: bool = False,
     parity: int = 0,
     repair_on_restore: bool = True,
+    save_unchanged: str = "refer",
     keeper: KeeperAddress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpointer:
@@ -61,14 +62,16 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             costs about the longest of them per save.
         repair_on_restore: compute damaged files back from parity, in memory, instead of resuming
             from an older checkpoint.
+        save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
+            are not written again; ``write``: every checkpoint stands for itself.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
 
     Raises:
-        ConfigError: the URL names no kind of storage that is installed, or several ranks have
-            no board.
+        ConfigError: the URL names no kind of storage that is installed, several ranks have no
+            board, or a value is not accepted.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -83,7 +86,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
     kept = retention or Retention(keep_last)
-    limits = Limits(kept, within_seconds, single_writer, parity, repair_on_restore)
+    limits = Limits(kept, within_seconds, single_writer, save_unchanged, parity, repair_on_restore)
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options

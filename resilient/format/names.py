@@ -85,6 +85,17 @@ def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
     return (checkpoint, name) if checkpoint and is_file_name(name) else None
 
 
+def key_of_file(checkpoint: CheckpointId, name: str) -> str:
+    """Return the key of a file as a manifest names it: of its own folder, or ``folder/name``."""
+    return name if "/" in name else checkpoint.key(name)
+
+
+def origin_of(name: str) -> CheckpointId | None:
+    """Return the checkpoint whose folder a manifest's name of a file leads to, None for its own."""
+    split = split_checkpoint_key(name)
+    return split[0] if split and split[1] != MANIFEST else None
+
+
 def generation_key(number: int) -> str:
     """Return the key of the record of life ``number``."""
     return f"{GENERATIONS}g{number:06d}.json"

@@ -18,6 +18,8 @@ from resilient.format.shard import HostFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from resilient.format.thinning import ThinFile
+
 CODE = "rs256"
 PARITY_MAX = 16
 GROUP_FILES_MAX = SHARES_MAX - PARITY_MAX
@@ -52,7 +54,7 @@ class ParityGroup:
         return ParityGroup(value["code"], tuple(value["files"]), tuple(value["parity"]))
 
 
-def check_parity(count: int) -> int:
+def check_parity(count: object) -> int:
     """Return how many losses a group shall survive, or refuse the number.
 
     Raises:
@@ -112,17 +114,24 @@ def parity_bytes(sizes: Sequence[int], count: int) -> int:
     return count * sum(max(sizes[start : start + GROUP_FILES_MAX]) for start in starts)
 
 
-def protect(files: Sequence[HostFile], groups: Iterable[ParityGroup]) -> Iterator[HostFile]:
-    """Yield the parity files of the groups, one at a time, in the order of the manifest.
+def protect(
+    files: Sequence[HostFile | ThinFile], groups: Iterable[ParityGroup]
+) -> Iterator[HostFile]:
+    """Yield the parity files of the groups, group by group, in the order of the manifest.
+
+    The parity of one group is in memory at a time; what is protected is read once, file by file.
 
     Args:
         files: every file of the groups.
         groups: what :func:`grouped` returned for them.
     """
-    content = {file.name: memoryview(file.data).cast("B") for file in files}
+    named = {file.name: file for file in files}
     for group in groups:
-        size_bytes = max(len(content[name]) for name in group.files)
-        for row, name in enumerate(group.parity):
-            total = bytearray(size_bytes)
-            add(total, [(coefficient(row, at), content[one]) for at, one in enumerate(group.files)])
+        size_bytes = max(named[name].size_bytes for name in group.files)
+        totals = [bytearray(size_bytes) for _ in group.parity]
+        for column, name in enumerate(group.files):
+            data = memoryview(named[name].data).cast("B")
+            for row, total in enumerate(totals):
+                add(total, [(coefficient(row, column), data)])
+        for name, total in zip(group.parity, totals, strict=True):
             yield HostFile(name, memoryview(total))

@@ -73,6 +73,11 @@ class HostFile:
     data: bytes | memoryview
     tensors: tuple[TensorEntry, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+        return len(self.data)
+
 
 def lay_out(slots: Sequence[Slot], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a safetensors file that holds ``slots``.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from resilient.errors import ConfigError
 from resilient.format.parity import check_parity
 from resilient.train.names import did_you_mean, only_known
+from resilient.vault.desk import UNCHANGED
 from resilient.vault.retention import parse_retention
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _CHOICES = {
     "lr_scheduler_type": SCHEDULERS,
     "optim": OPTIMIZERS,
     "on_save_failure": SAVE_FAILURES,
+    "save_unchanged": UNCHANGED,
     "parallelism": PARALLELISMS,
 }
 _AT_LEAST_ONE = (
@@ -166,6 +168,7 @@ class TrainingArguments(metaclass=_Named):
         repr=False,
         metadata={"help": "endpoint, credentials and the like of repo; never shown, never saved"},
     )
+    save_unchanged: str = _option("refer", "bytes that are stored already: refer, write (again)")
     on_save_failure: str = _option("stop", "what a failed save does to training: stop, continue")
     save_within_seconds: float = _option(600.0, "time after which a save has failed")
     grace_seconds: float = _option(

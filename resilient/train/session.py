@@ -125,6 +125,7 @@ class Session:
             single_writer=launch.single_writer,
             parity=args.save_parity,
             repair_on_restore=args.repair_on_restore,
+            save_unchanged=args.save_unchanged,
             # Whoever launches names the place, and so knows better how to get there.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,

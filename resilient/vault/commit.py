@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.errors import IntegrityError, KeyExists, KeyNotFound, StoreUnavailable
-from resilient.format.manifest import Receipt, TensorEntry, decode, encode
-from resilient.format.regions import covers
+from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.format.joining import merge_files, merge_tensors
+from resilient.format.manifest import Receipt, decode, encode
 from resilient.vault.fetch import fetch
 from resilient.vault.generations import check_fence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
@@ -27,41 +27,16 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
         receipts: one per rank.
 
     Raises:
-        IntegrityError: ranks disagree on a tensor, or left holes in one.
+        IntegrityError: ranks disagree on a tensor or a file, or left holes in a tensor.
     """
     return replace(
         about,
-        files=tuple(file for receipt in receipts for file in receipt.files),
-        tensors=_merge_tensors(receipts),
+        files=merge_files(receipts),
+        tensors=merge_tensors(receipts),
         parts=tuple(part for receipt in receipts for part in receipt.parts),
-        parity=tuple(group for receipt in receipts for group in receipt.parity),
+        # Ranks may refer to files that are protected together.
+        parity=tuple(dict.fromkeys(one for receipt in receipts for one in receipt.parity)),
     )
-
-
-def _merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
-    """Join the regions that ranks wrote into whole tensors, in the order of names.
-
-    Raises:
-        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
-    """
-    merged: dict[str, TensorEntry] = {}
-    for receipt in receipts:
-        for one in receipt.tensors:
-            known = merged.get(one.name, one)
-            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
-                raise IntegrityError(
-                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
-                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
-                    tensor=one.name,
-                )
-            earlier = known.regions if one.name in merged else ()
-            merged[one.name] = TensorEntry(
-                one.name, one.part, one.dtype, one.shape, (*earlier, *one.regions)
-            )
-    for tensor in merged.values():
-        if not covers(tensor.shape, [one.region for one in tensor.regions]):
-            raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
-    return tuple(merged[name] for name in sorted(merged))
 
 
 def commit(store: Store, manifest: Manifest) -> None:

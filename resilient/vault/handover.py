@@ -12,6 +12,7 @@ from resilient.format.manifest import Receipt, TensorEntry, decode, encode
 from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
 from resilient.format.shard import HostFile
 from resilient.vault.persist import Job
+from resilient.vault.refer import Base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,6 +59,7 @@ def to_json(job: Job, rank: int) -> dict[str, Any]:
         "topic": job.topic,
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds,
+        "bases": [one.to_json() for one in job.bases],
     }
 
 
@@ -106,6 +108,7 @@ def _job(value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], 
         topic=str(value["topic"]),
         began_seconds=float(value["began_seconds"]),
         stall_seconds=float(value["stall_seconds"]),
+        bases=tuple(Base.from_json(one) for one in value["bases"]),
     )
 
 

@@ -192,7 +192,8 @@ def _solved(
     places: Sequence[Store], manifest: Manifest, entry: FileEntry, number: int, sums: _Sums
 ) -> bytearray:
     """Return a share of the group at one chunk's place: a lost file, or a parity row."""
-    group, rows = sums.group, []
+    group = sums.group
+    rows: list[int] = []
     for row, name in enumerate(group.parity):
         if len(rows) == len(sums.lost):
             break

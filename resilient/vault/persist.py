@@ -18,10 +18,10 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.format.manifest import Manifest, PartEntry, Receipt
-from resilient.format.parity import parity_bytes
 from resilient.vault import facts
 from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import mark_committed
+from resilient.vault.refer import Division, divide
 from resilient.vault.rotate import discard, rotate
 from resilient.vault.space import require_space
 from resilient.vault.write import write
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
+    from resilient.vault.refer import Base
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Job:
         topic: names the agreement; the same on every rank and never used before.
         began_seconds: monotonic time when ``save`` was called.
         stall_seconds: how long training waited.
+        bases: checkpoints whose bytes may be referred to, the likeliest first.
     """
 
     about: Manifest
@@ -56,10 +58,13 @@ class Job:
     topic: str
     began_seconds: float
     stall_seconds: float
+    bases: tuple[Base, ...] = ()
 
 
 def persist(desk: Desk, job: Job) -> Receipt:
-    """See that there is room, write this rank's files, agree; the coordinator commits and rotates.
+    """Write what the store has not yet of this rank's files, agree; the coordinator commits.
+
+    Before that it sees that there is room, and afterwards it rotates.
 
     Collective: every rank, same topic.
     Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
@@ -74,9 +79,10 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        require_space(desk, checkpoint, _size_bytes(desk, job), job.topic)
-        mine = attempt(lambda: _write(desk, job))
-        size_bytes = agree(
+        division: Any = attempt(lambda: _divide(desk, job))
+        require_space(desk, checkpoint, division, job.topic)
+        mine = attempt(lambda: _write(desk, job, division))
+        size_bytes, own_bytes = agree(
             desk.comms,
             job.topic,
             _shown(checkpoint, mine),
@@ -94,22 +100,26 @@ def persist(desk: Desk, job: Job) -> Receipt:
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
-        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds, took_seconds)
+        events.CheckpointCommitted(
+            checkpoint.folder, size_bytes, job.stall_seconds, took_seconds, own_bytes
+        )
     )
     if desk.world.is_coordinator:
+        _copy(desk, checkpoint)
         _tidy(desk, job)
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
 
-def _size_bytes(desk: Desk, job: Job) -> int:
-    sizes = [len(file.data) for file in job.files]
-    return sum(sizes) + parity_bytes(sizes, desk.limits.parity)
+def _divide(desk: Desk, job: Job) -> Division:
+    checkpoint, parity = job.about.checkpoint, desk.limits.parity
+    return divide(desk.store, checkpoint, job.files, job.parts, job.bases, parity)
 
 
-def _write(desk: Desk, job: Job) -> Receipt:
-    rank, parity = desk.world.rank, desk.limits.parity
-    return write(desk.store, job.about.checkpoint, rank, job.files, job.parts, parity)
+def _write(desk: Desk, job: Job, division: Division) -> Receipt:
+    checkpoint, rank = job.about.checkpoint, desk.world.rank
+    written = write(desk.store, checkpoint, rank, division.files, job.parts, division.parity)
+    return division.complete(written)
 
 
 def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
@@ -118,22 +128,24 @@ def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] 
     return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
 
 
-def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
-    """Rule over the receipts: the manifest is put here, by the coordinator alone."""
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
+    """Rule over the receipts: the manifest is put here, by the coordinator alone.
+
+    Returns:
+        Bytes of all files that the checkpoint needs, and of those that were written for it.
+    """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
     commit(desk.store, manifest)
-    return manifest.size_bytes
+    return manifest.size_bytes, manifest.own_bytes
 
 
 def _tidy(desk: Desk, job: Job) -> None:
     """Mark the life's first commit and let old checkpoints go; a failure here is only an event."""
     checkpoint = job.about.checkpoint
-    if desk.limits.parity:
-        _copy(desk, checkpoint)
     try:
         if job.is_first:
             mark_committed(desk.store, checkpoint.generation)
@@ -154,11 +166,16 @@ def _tidy(desk: Desk, job: Job) -> None:
         desk.tell(events.BestDamaged(one.folder, reason))
     if plan.held:
         desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
+    if plan.unsure:
+        desk.tell(events.RotationHeld(checkpoint.folder, plan.unsure))
     for one in plan.doomed:
         desk.tell(events.CheckpointRotated(one.folder))
 
 
 def _copy(desk: Desk, checkpoint: CheckpointId) -> None:
+    """Put the manifest's second copy, where parity is wanted; a failure here is only an event."""
+    if not desk.limits.parity:
+        return
     copied = attempt(lambda: copy_manifest(desk.store, checkpoint))
     if isinstance(copied, Failure):
         desk.tell(facts.CopyFailed(checkpoint.folder, copied.message))

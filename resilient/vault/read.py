@@ -146,7 +146,7 @@ def _read_chunks(
     store: Store, manifest: Manifest, entry: FileEntry, chunks: Collection[int]
 ) -> Extents:
     """Return some chunks of a file; neighbours are read together."""
-    key = manifest.checkpoint.key(entry.name)
+    key = manifest.key(entry.name)
     starts, parts = [], []
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
@@ -154,7 +154,7 @@ def _read_chunks(
         try:
             data = store.get_range(key, start, length)
         except KeyNotFound as error:
-            raise IntegrityError(f"`{key}` is missing", key=key) from error
+            raise _missing(store, manifest, key) from error
         _prove_chunks(manifest, entry, first, length, data)
         starts.append(start)
         parts.append(data)
@@ -165,7 +165,7 @@ def _prove_chunks(
     manifest: Manifest, entry: FileEntry, first: int, length: int, data: bytes
 ) -> None:
     """Raise unless ``data`` are ``length`` bytes of the file from chunk ``first`` on."""
-    key, begin = manifest.checkpoint.key(entry.name), first * CHUNK_BYTES
+    key, begin = manifest.key(entry.name), first * CHUNK_BYTES
     view = memoryview(data)
     expected = entry.chunks[first : first + -(-length // CHUNK_BYTES)]
     damaged = [
@@ -184,19 +184,27 @@ def _prove_chunks(
 
 
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
-    key = manifest.checkpoint.key(entry.name)
+    key = manifest.key(entry.name)
     try:
         return fetch(store, key, lambda data: _prove(manifest, entry, data))
     except KeyNotFound as error:
-        # Rotation deletes the manifest first: gone with it is no damage.
-        store.stat(manifest.checkpoint.manifest_key)
-        raise IntegrityError(f"`{key}` is missing", key=key) from error
+        raise _missing(store, manifest, key) from error
+
+
+def _missing(store: Store, manifest: Manifest, key: str) -> IntegrityError:
+    """Return what is wrong with a checkpoint one of whose files is not there.
+
+    Raises:
+        KeyNotFound: nothing: rotation deletes the manifest first, and it is gone, too.
+    """
+    store.stat(manifest.checkpoint.manifest_key)
+    return IntegrityError(f"`{key}` is missing", key=key)
 
 
 def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
     if digest_file(data) == entry.proof:
         return data
-    key = manifest.checkpoint.key(entry.name)
+    key = manifest.key(entry.name)
     hit = join_names(tensors_hit(manifest, entry.name, data))
     raise IntegrityError(
         f"`{key}`: content is not what was committed ({len(data)} of {entry.size_bytes} bytes"

@@ -26,6 +26,9 @@ class RecallingStore:
         store: the repository.
         held: files in shared memory, by key.
         doubt: told the key of a file whose memory is not what it was.
+
+    Attributes:
+        recalled: keys of which bytes came from memory: of them nobody has read what is stored.
     """
 
     def __init__(
@@ -36,14 +39,14 @@ class RecallingStore:
         self._doubt = doubt
         self.url = store.url
         self.exclusive = store.exclusive
-        self.recalled_bytes = 0
+        self.recalled: set[str] = set()
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if that is whole."""
         held = self._held.get(key)
         data = _recall(held) if held else None
         if data is not None:
-            self.recalled_bytes += len(data)
+            self.recalled.add(key)
             return data
         if held:
             self._doubt(key)

@@ -202,14 +202,14 @@ class Seat:
             self._is_idle.set()
 
     def _held_of(self, receipt: Receipt, job: Job) -> dict[str, Held]:
-        # Parity was computed on the way and is held nowhere.
-        handed = {file.name for file in job.files}
+        """Return the files that were stored as they lie here; of the others a part is missing."""
+        staged = {file.name: len(file.data) for file in job.files}
         return {
             job.about.checkpoint.key(file.name): Held(
                 str(self._segments[file.name].path), file.proof
             )
             for file in receipt.files
-            if file.name in handed
+            if staged.get(file.name) == file.size_bytes
         }
 
     def _let_go(self) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
+    from resilient.format.thinning import ThinFile
     from resilient.storage.store import Store
 
 
@@ -22,7 +23,7 @@ def write(
     store: Store,
     checkpoint: CheckpointId,
     rank: int,
-    files: Sequence[HostFile],
+    files: Sequence[HostFile | ThinFile],
     parts: Sequence[PartEntry] = (),
     parity: int = 0,
 ) -> Receipt:
@@ -39,7 +40,7 @@ def write(
         files: host memory that nobody changes meanwhile.
         parts: the parts whose documents are among ``files``.
         parity: how many of these files may be lost later and be computed back; each costs as
-            many bytes as the longest, one of them in memory at a time.
+            many bytes as the longest, in the store and, meanwhile, in memory.
 
     Raises:
         StoreError: a file could not be stored; the checkpoint will not be committed.
@@ -48,20 +49,26 @@ def write(
     entries = tuple(
         _write_file(store, checkpoint, rank, file) for file in chain(files, protect(files, groups))
     )
-    tensors = tuple(_prove(tensor, file.data) for file in files for tensor in file.tensors)
+    tensors = tuple(_prove(tensor, file) for file in files for tensor in file.tensors)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
 
 
-def _write_file(store: Store, checkpoint: CheckpointId, rank: int, file: HostFile) -> FileEntry:
-    proof = digest_file(file.data)
-    store.put(checkpoint.key(file.name), file.data)
+def _write_file(
+    store: Store, checkpoint: CheckpointId, rank: int, file: HostFile | ThinFile
+) -> FileEntry:
+    data = file.data
+    proof = digest_file(data)
+    store.put(checkpoint.key(file.name), data)
     return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank)
 
 
-def _prove(tensor: TensorEntry, data: bytes | memoryview) -> TensorEntry:
-    """Return the entry with the digest of each region's own bytes."""
+def _prove(tensor: TensorEntry, file: HostFile | ThinFile) -> TensorEntry:
+    """Return the entry with the digest of each region's own bytes, where it is not known yet."""
+    if all(one.digest for one in tensor.regions):
+        return tensor
+    data = memoryview(file.data)
     regions = tuple(
-        replace(one, digest=digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]))
+        replace(one, digest=digest_bytes(data[one.start : one.start + one.size_bytes]))
         for one in tensor.regions
     )
     return replace(tensor, regions=regions)

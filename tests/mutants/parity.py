@@ -34,8 +34,8 @@ MUTANTS = [
     Mutant(
         "parity ends where the shortest file ends",
         "resilient/format/parity.py",
-        "        size_bytes = max(len(content[name]) for name in group.files)",
-        "        size_bytes = min(len(content[name]) for name in group.files)",
+        "        size_bytes = max(named[name].size_bytes for name in group.files)",
+        "        size_bytes = min(named[name].size_bytes for name in group.files)",
         CODE,
     ),
     Mutant(
@@ -111,8 +111,8 @@ MUTANTS = [
     ),
     Mutant(
         "the look for room forgets the parity",
-        "resilient/vault/persist.py",
-        "    return sum(sizes) + parity_bytes(sizes, desk.limits.parity)",
+        "resilient/vault/refer.py",
+        "        return sum(sizes) + parity_bytes(sizes, self.parity)",
         "    return sum(sizes)",
         GANG,
     ),
@@ -125,9 +125,9 @@ MUTANTS = [
     ),
     Mutant(
         "lost parity holds rotations",
-        "resilient/vault/rotate.py",
-        "files = [one for one in manifest.files if one.name in needed]",
-        "files = list(manifest.files)",
+        "resilient/vault/contents.py",
+        "        if one.name not in needed:\n            continue\n",
+        "",
         REPAIR,
     ),
 ]

@@ -26,15 +26,15 @@ MUTANTS = [
     Mutant(
         "rotation sweeps every folder without a manifest, saves in flight too",
         "resilient/vault/rotate.py",
-        "if newest and one < newest and MANIFEST not in names",
-        "if newest and MANIFEST not in names",
+        "(newest and one < newest and MANIFEST not in names)",
+        "(newest and MANIFEST not in names)",
         VAULT,
     ),
     Mutant(
         "an older life rotates",
         "resilient/vault/rotate.py",
-        "        check_fence(store, mine)\n",
-        "",
+        "        check_fence(store, mine)\n        if list_tags",
+        "        if list_tags",
         VAULT,
     ),
     Mutant(
@@ -47,10 +47,10 @@ MUTANTS = [
     Mutant(
         "the manifest is put before the files",
         "resilient/vault/persist.py",
-        "        mine = attempt(lambda: _write(desk, job))",
+        "        mine = attempt(lambda: _write(desk, job",
         "        from resilient.format.manifest import encode\n"
         "        desk.store.put(checkpoint.manifest_key, encode(job.about))\n"
-        "        mine = attempt(lambda: _write(desk, job))",
+        "        mine = attempt(lambda: _write(desk, job",
         SWEEP,
     ),
     Mutant(

@@ -32,7 +32,13 @@ def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
 
 def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]:
     files = [
-        {"name": one.name, "size_bytes": one.size_bytes, "rank": one.rank, "digest": one.digest}
+        {
+            "name": one.name,
+            "size_bytes": one.size_bytes,
+            "rank": one.rank,
+            "digest": one.digest,
+            "origin": folder(one.origin),
+        }
         for one in manifest.files
     ]
     return {
@@ -45,6 +51,8 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
         "format_version": manifest.format_version,
         "root": manifest.root,
         "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "referred_bytes": manifest.size_bytes - manifest.own_bytes,
         "world": dict(manifest.world),
         "config": dict(manifest.config),
         "software": dict(manifest.software),
@@ -58,6 +66,9 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
 
 def _about(manifest: Manifest, now: str) -> Facts:
     size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
+    if manifest.own_bytes < manifest.size_bytes:
+        referred = human_size(manifest.size_bytes - manifest.own_bytes)
+        size += f", {referred} of it in folders of older checkpoints"
     return Facts(
         (
             ("checkpoint", manifest.checkpoint.folder),

@@ -53,6 +53,7 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
         "intact": survey.intact,
         "files": len(survey.manifest.files) if survey.manifest else None,
         "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
+        "own_bytes": survey.manifest.own_bytes if survey.manifest else None,
         "findings": [asdict(one) for one in survey.findings],
     }
 
