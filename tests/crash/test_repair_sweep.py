@@ -14,6 +14,8 @@ from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind,
 from resilient.vault.catalog import committed, lineage
 from resilient.vault.read import read
 from resilient.vault.repair import carry_out_repair, plan_repair
+from resilient.vault.retention import Retention
+from resilient.vault.rotate import rotate
 
 OLDER, DAMAGED = CheckpointId(1, 1), CheckpointId(1, 2)
 
@@ -88,3 +90,35 @@ def test_a_crash_anywhere_in_a_repair_makes_nothing_worse_and_the_repair_again_e
     count_states(len(plans), len(found))
     assert not found, found[:5]
     assert lineage(store).candidates[0] == DAMAGED
+
+
+NEWER = [CheckpointId(1, step) for step in (3, 4)]
+
+
+def save_and_rotate(store) -> None:
+    for checkpoint in NEWER:
+        if checkpoint not in committed(store):
+            save(store, checkpoint, parity=1)
+        rotate(store, Retention(keep_last=2), 1, written=checkpoint)
+
+
+def test_a_crash_anywhere_in_saves_with_parity_leaves_whole_checkpoints_and_no_litter(count_states):
+    """The second copy of a manifest never keeps alive what a rotation has let go."""
+    counted = FaultyStore(Witness(WHOLE))
+    save_and_rotate(counted)
+    plans, found = list(every_crash(counted.operations)), []
+    for plan in plans:
+        store = Witness(WHOLE)
+        with suppress(Crash):
+            save_and_rotate(FaultyStore(store, plan))
+        there = committed(store)
+        for one in there:
+            read(store, one)
+        if len(there) < 2 or lineage(store).candidates[0] < DAMAGED:
+            found.append((plan, f"left are {there}"))
+        save_and_rotate(store)
+        folders = {key.partition("/")[0] for key in store.objects if key not in FOREIGN}
+        if {"checkpoint-3-g1", "checkpoint-4-g1", "generations"} != folders:
+            found.append((plan, f"at the end there is {sorted(folders)}"))
+    count_states(len(plans), len(found))
+    assert not found, found[:5]

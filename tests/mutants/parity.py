@@ -27,8 +27,8 @@ MUTANTS = [
     Mutant(
         "only the first piece of a file is summed",
         "resilient/format/field.py",
-        "        for factor, data in terms:",
-        "        for factor, data in terms[: 1 if start else None]:",
+        "    for start in range(0, len(total), _BLOCK_BYTES):",
+        "    for start in range(0, min(len(total), _BLOCK_BYTES), _BLOCK_BYTES):",
         CODE,
     ),
     Mutant(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from resilient.format.manifest import Manifest, TensorEntry
+    from resilient.format.parity import ParityGroup
 
 
 def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
@@ -59,6 +60,7 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
         "data": dict(manifest.data),
         "metrics": dict(manifest.metrics),
         "protects": [one.folder for one in manifest.protects],
+        "parity": [one.to_json() for one in manifest.parity],
         "files": files,
         "parts": parts,
     }
@@ -82,10 +84,16 @@ def _about(manifest: Manifest, now: str) -> Facts:
             ("data", inline(manifest.data)),
             ("metrics", inline(manifest.metrics)),
             ("protects", ", ".join(map(str, manifest.protects)) or NONE),
+            *(("parity", _parity(group)) for group in manifest.parity),
             ("software", inline(manifest.software)),
             ("root", manifest.root),
         )
     )
+
+
+def _parity(group: ParityGroup) -> str:
+    may_go = count(len(group.parity), "file")
+    return f"any {may_go} of {', '.join(group.shares)} may be lost"
 
 
 def _config(manifest: Manifest) -> Table:
