@@ -78,7 +78,9 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        division = attempt(lambda: divide(desk.store, checkpoint, job.files, job.parts, job.bases))
+        division: Any = attempt(
+            lambda: divide(desk.store, checkpoint, job.files, job.parts, job.bases)
+        )
         require_space(desk, checkpoint, division, job.topic)
         mine = attempt(lambda: _write(desk, job, division))
         size_bytes, own_bytes = agree(
