@@ -49,7 +49,7 @@ class Folded:
     def step(self) -> None:
         self.steps += 1
         self.value = (self.value * 6364136223846793005 + self.steps) ^ (self.value >> 7)
-        if self.steps % 3 == 0:
+        if self.is_large and self.steps % 3 == 0:
             self.slow = self.slow * 31 + self.steps
 
     def state_dict(self):

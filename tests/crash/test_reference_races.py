@@ -7,7 +7,7 @@ every committed checkpoint reads back whole: those of the line of descent and al
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 
 import pytest
@@ -43,12 +43,19 @@ class Interrupted(FaultyStore):
 
 def history(lives=1) -> MemoryStore:
     store = MemoryStore()
+    store.objects = dict(_written(lives))
+    return store
+
+
+@cache
+def _written(lives) -> dict[str, bytes]:
+    store = MemoryStore()
     begin(store)
     for step in (1, 2, 3, 4):
         goes_on(store, step)
     for _ in range(lives - 1):
         begin(store, CheckpointId(1, 4))
-    return store
+    return store.objects
 
 
 def goes_on(store, step=0) -> None:

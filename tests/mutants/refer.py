@@ -33,7 +33,7 @@ MUTANTS = [
         "only the line of descent keeps what it refers to",
         ROTATION,
         "if MANIFEST in names and one not in found.plan.doomed and one > oldest",
-        "if one.generation == max(found.folders).generation and one not in found.plan.doomed and one > oldest",
+        "if one.generation > 1 and one not in found.plan.doomed and one > oldest",
         ROTATE,
     ),
     Mutant(
