@@ -43,6 +43,12 @@ def test_it_mends_and_reads_as_in_the_transcript(repo, call, matches):
     assert call("ckpt", "verify", "--all", repo).status == 0
 
 
+def test_inspect_says_what_may_be_lost(repo, call):
+    outcome = call("ckpt", "inspect", "latest", repo)
+    shares = "model.r00000.safetensors, optimizer.r00000.safetensors, state.json, "
+    assert f"any 1 file of {shares}parity-0-0.r00000.parity may be lost" in outcome.stdout
+
+
 def test_as_json_it_says_the_same(repo, call, matches):
     flip_bit(repo / NEWEST / MODEL)
     matches("repair-json", call("ckpt", "repair", "--json", "--repo", repo), repo)

@@ -8,6 +8,7 @@ CODE = "tests/unit/format/test_parity.py"
 REPAIR = "tests/unit/vault/test_repair.py"
 SWEEP = "tests/crash/test_repair_sweep.py"
 GANG = "tests/gang/test_mending.py"
+REFER = "tests/unit/vault/test_refer_with_parity.py"
 
 MUTANTS = [
     Mutant(
@@ -129,5 +130,26 @@ MUTANTS = [
         "        if one.name not in needed:\n            continue\n",
         "",
         REPAIR,
+    ),
+    Mutant(
+        "a file is referred to without what protects it",
+        "resilient/vault/refer.py",
+        "    origins |= dict.fromkeys(name for group in groups for name in group.shares)\n",
+        "    groups = ()\n",
+        REFER,
+    ),
+    Mutant(
+        "a group with holes is relied on",
+        "resilient/vault/refer.py",
+        "            and all(_length(store, name) == lengths[name] for name in group.shares)\n",
+        "",
+        REFER,
+    ),
+    Mutant(
+        "what nothing protects is referred to",
+        "resilient/vault/refer.py",
+        "[one for one in matches if one.place.file in safe]",
+        "matches",
+        REFER,
     ),
 ]
