@@ -114,7 +114,7 @@ MUTANTS = [
         "the look for room forgets the parity",
         "resilient/vault/refer.py",
         "        return sum(sizes) + parity_bytes(sizes, self.parity)",
-        "    return sum(sizes)",
+        "        return sum(sizes)",
         GANG,
     ),
     Mutant(
