@@ -55,7 +55,7 @@ MUTANTS = [
         ROTATION,
         "    if unneeded:\n        check_fence(store, mine)",
         "    if unneeded:\n        pass",
-        RACES,
+        ROTATE,
     ),
     Mutant(
         "files go before the manifests",

@@ -10,7 +10,13 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from manifests import begin, frozen_parts_of, save
 
 from resilient.clock import SystemClock
@@ -76,6 +82,10 @@ class Vault(RuleBasedStateMachine):
         assert begin(self.store, parent) == self.life + 1
         self.parents[self.life + 1] = parent
 
+    @initialize()
+    def start(self) -> None:
+        self.start_over()
+
     @rule()
     def start_over(self) -> None:
         begin(self.store, None)
@@ -89,8 +99,12 @@ class Vault(RuleBasedStateMachine):
         self.parents[self.life + 1] = parent
 
     @precondition(lambda self: self.life)
-    @rule(steps=st.integers(1, 3))
-    def save(self, steps) -> None:
+    @rule(several=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    def save(self, several) -> None:
+        for steps in several:
+            self.save_one(steps)
+
+    def save_one(self, steps) -> None:
         own = [one.step for one in self.there if one.generation == self.life]
         parent = self.parents[self.life]
         step = max([*own, parent.step if parent else 0]) + steps
@@ -138,8 +152,8 @@ class Vault(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tags)))
         assert remove_tag(self.store, name) == self.tags.pop(name)
 
-    @precondition(lambda self: self.life)
-    @rule(limit=st.integers(1, 4))
+    @precondition(lambda self: len(self.there) > 1)
+    @rule(limit=st.integers(1, 3))
     def rotate(self, limit) -> None:
         line = self.line()
         gone = set(rotate(self.store, Retention(limit), self.life).doomed)

@@ -366,10 +366,11 @@ def test_damage_of_a_shared_file_is_found_in_each_checkpoint_that_needs_it(store
 
 
 def test_only_the_chunks_that_are_needed_of_a_shared_file_are_read(store):
-    """The second half of the first file is dead: damage there hurts the first alone."""
-    same, odd = torch.ones(1 << 20), torch.ones(3 << 20)
+    """The end of the first file is dead: damage there hurts the first alone."""
+    same, odd = torch.ones(1 << 20), torch.ones(2 << 20)
     saved(store, 1, a_same=same, odd=odd)
-    saved(store, 2, [step(1)], a_same=same, odd=odd + 1)
+    second = saved(store, 2, [step(1)], a_same=same, odd=odd + 1)
+    assert place(second, "model/a_same").file == step(1).key(MODEL)
     key = step(1).key(MODEL)
     content = bytearray(store.objects[key])
     content[-1] ^= 1
