@@ -186,7 +186,8 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
 def _resized(entry: FileEntry, size_bytes: int) -> Damage:
     first, last = sorted((size_bytes, entry.size_bytes))
     problem = f"{size_bytes} bytes, committed with {entry.size_bytes}"
-    cut = range(size_bytes // CHUNK_BYTES, len(entry.chunks))
+    # Nobody has read it: what is still there counts as whole.
+    cut = range(size_bytes // CHUNK_BYTES, len(entry.chunks)) if size_bytes == first else ()
     return Damage(Finding(entry.name, "", problem, start=first, stop=last), frozenset(cut))
 
 

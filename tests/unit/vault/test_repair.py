@@ -10,9 +10,11 @@ from manifests import begin, empty_manifest, save
 
 from resilient.errors import IntegrityError, NothingToResume, StoreUnavailable
 from resilient.format.digest import CHUNK_BYTES
-from resilient.format.manifest import PartEntry
+from resilient.format.extents import Extents
+from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
 from resilient.format.names import CheckpointId
-from resilient.format.shard import HostFile
+from resilient.format.regions import Region, whole
+from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
 from resilient.vault.catalog import committed, read_manifest
@@ -200,6 +202,8 @@ def test_a_file_with_bytes_behind_its_end_needs_no_parity():
     store = large(0)
     whole = dict(store.objects)
     store.objects[CHECKPOINT.key("b.json")] += b"more"
+    (finding,) = verify(store, CHECKPOINT, "quick")
+    assert finding.fix.startswith("resilient ckpt repair")
     plan = repair(store)
     assert plan.fixes[0].source == "its own first bytes"
     assert store.objects == whole
@@ -216,6 +220,34 @@ def test_a_read_mends_in_memory_and_leaves_the_store_alone():
     assert store.objects == before
     with pytest.raises(IntegrityError, match="content is not what was committed"):
         read(store, CHECKPOINT)
+
+
+def test_a_read_of_some_chunks_mends_those_alone():
+    store = MemoryStore()
+    begin(store)
+    rows = CHUNK_BYTES // 4096
+    layout = lay_out([Slot("weight", "F32", (3 * rows, 1024))], {})
+    data = layout.head + bytes(range(256)) * ((layout.size_bytes - len(layout.head)) // 256)
+    start, name = layout.starts["weight"], "model.r00000.safetensors"
+    stored = StoredRegion(whole((3 * rows, 1024)), name, start, len(data) - start)
+    tensor = TensorEntry("model/weight", "model", "F32", (3 * rows, 1024), (stored,))
+    files = [HostFile(name, data, (tensor,)), HostFile("state.json", b"{}" * 3_000_000)]
+    parts = [PartEntry("model", "replicated", "state.json")]
+    receipt = write(store, CHECKPOINT, 0, files, parts, 1)
+    commit(store, gather_receipts(empty_manifest(CHECKPOINT), [receipt]))
+
+    def boxes(_):
+        return {"model/weight": (Region((rows, 0), (rows // 2, 1024)),)}
+
+    expected = read(store, CHECKPOINT, None, boxes).files
+    assert isinstance(expected[name], Extents)
+    for chunk in (0, 1, 2):
+        flip(store, MODEL, chunk * CHUNK_BYTES + 9999)
+    proved = read(store, CHECKPOINT, None, boxes, mends=True)
+    assert proved.files == expected
+    assert proved.mended == (name,)
+    with pytest.raises(IntegrityError, match="content is not what was committed"):
+        read(store, CHECKPOINT, None, boxes)
 
 
 def test_a_read_that_cannot_mend_names_the_damage_and_why():
