@@ -48,9 +48,22 @@ def _is_enough(group: ParityGroup, damaged: Mapping[str, Collection[int]], numbe
     return hit <= len(group.parity)
 
 
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Proved bytes of a file.
+
+    Attributes:
+        content: all of it, or the chunks that were wanted.
+        is_computed: whether some of it was whole in no place, and came from parity.
+    """
+
+    content: Content
+    is_computed: bool
+
+
 def mend(
     places: Sequence[Store], manifest: Manifest, entry: FileEntry, chunks: Collection[int]
-) -> Content:
+) -> Mended:
     """Return some chunks of a file, proved: read, taken from another place, or computed back.
 
     Besides the result and a copy of it, a few chunks more than the group has parity are held.
@@ -65,18 +78,22 @@ def mend(
         IntegrityError: more is damaged than parity and the other places make up for.
         StoreError: a store failed, which says nothing about the checkpoint.
     """
-    starts, parts = [], []
+    starts, parts, is_computed = [], [], False
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
         part = bytearray(min(count * CHUNK_BYTES, entry.size_bytes - start))
         for number in range(first, first + count):
             at = (number - first) * CHUNK_BYTES
-            part[at : at + CHUNK_BYTES] = _chunk(places, manifest, entry, number)
+            found = find_chunk(places, manifest, entry, number)
+            is_computed = is_computed or found is None
+            part[at : at + CHUNK_BYTES] = (
+                _computed(places, manifest, entry, number) if found is None else found
+            )
         starts.append(start)
         parts.append(bytes(part))
     if len(chunks) == len(entry.chunks):
-        return parts[0] if parts else b""
-    return Extents(tuple(starts), tuple(parts))
+        return Mended(parts[0] if parts else b"", is_computed)
+    return Mended(Extents(tuple(starts), tuple(parts)), is_computed)
 
 
 def mend_file(places: Sequence[Store], manifest: Manifest, entry: FileEntry) -> bytes:
@@ -91,18 +108,11 @@ def mend_file(places: Sequence[Store], manifest: Manifest, entry: FileEntry) -> 
         IntegrityError: more is damaged than parity and the other places make up for.
         StoreError: a store failed, which says nothing about the checkpoint.
     """
-    data = mend(places, manifest, entry, range(len(entry.chunks)))
+    data = mend(places, manifest, entry, range(len(entry.chunks))).content
     assert isinstance(data, bytes), "all chunks are a whole file"  # noqa: S101
     if digest_file(data) != entry.proof:
         raise IntegrityError(f"`{entry.name}`: what was put together is not what was committed")
     return data
-
-
-def _chunk(
-    places: Sequence[Store], manifest: Manifest, entry: FileEntry, number: int
-) -> bytes | memoryview:
-    found = find_chunk(places, manifest, entry, number)
-    return _computed(places, manifest, entry, number) if found is None else found
 
 
 def find_chunk(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
@@ -12,7 +12,7 @@ from resilient.format.extents import Extents, chunks_touched, names_in, runs
 from resilient.format.names import MANIFEST
 from resilient.vault.catalog import read_copy, read_manifest
 from resilient.vault.fetch import fetch
-from resilient.vault.mend import groups_of, mend
+from resilient.vault.mend import mend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,59 +71,69 @@ def read(
     """
     manifest, mended = _read_manifest(store, checkpoint, mends=mends)
     wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
-    files: dict[str, Content] = {}
-    for entry in manifest.files:
-        if entry.name not in wanted:
-            continue
-        try:
-            files[entry.name] = _read_wanted(store, manifest, entry, wanted[entry.name])
-            continue
-        except IntegrityError as error:
-            damage = error
-        if not mends or not groups_of(manifest, entry.name):
-            raise damage
-        files[entry.name] = _mend(store, manifest, entry, wanted[entry.name], damage)
-        mended.append(entry.name)
-    return Proved(manifest, files, tuple(mended))
-
-
-def _read_manifest(
-    store: Store, checkpoint: CheckpointId, *, mends: bool
-) -> tuple[Manifest, list[str]]:
-    """Return the manifest, or its copy if it is there and damaged; and what was damaged."""
     try:
-        return read_manifest(store, checkpoint), []
-    except IntegrityError:
-        if not mends:
+        return Proved(manifest, _read_all(store, manifest, wanted), mended)
+    except IntegrityError as error:
+        if not (mends and manifest.parity):
             raise
-        with suppress(IntegrityError, KeyNotFound):
-            return read_copy(store, checkpoint), [MANIFEST]
-        raise
-
-
-def _read_wanted(
-    store: Store, manifest: Manifest, entry: FileEntry, chunks: Collection[int]
-) -> Content:
-    if len(chunks) == len(entry.chunks):
-        return _read_file(store, manifest, entry)
-    return _read_chunks(store, manifest, entry, chunks)
-
-
-def _mend(
-    store: Store,
-    manifest: Manifest,
-    entry: FileEntry,
-    chunks: Collection[int],
-    damage: IntegrityError,
-) -> Content:
+        damage = error
     try:
-        return mend([store], manifest, entry, chunks)
+        again = _mended(store, manifest, wanted, damage.key)
+        return replace(again, mended=(*mended, *again.mended))
     except IntegrityError as error:
         raise IntegrityError(
             f"{damage.message}; parity cannot give it back: {error.message}",
             key=damage.key,
             tensor=damage.tensor,
         ) from error
+
+
+def _read_all(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]]
+) -> dict[str, Content]:
+    return {
+        entry.name: _read_file(store, manifest, entry)
+        if len(wanted[entry.name]) == len(entry.chunks)
+        else _read_chunks(store, manifest, entry, wanted[entry.name])
+        for entry in manifest.files
+        if entry.name in wanted
+    }
+
+
+def _mended(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], damaged: str
+) -> Proved:
+    """Read the same once more, chunk by chunk, and compute back what is not whole.
+
+    Args:
+        store: the repository.
+        manifest: the table of contents.
+        wanted: numbers of chunks by file name.
+        damaged: key of a file that was not whole when it was read as it lies.
+    """
+    entries = [entry for entry in manifest.files if entry.name in wanted]
+    found = {one.name: mend([store], manifest, one, wanted[one.name]) for one in entries}
+    names = [
+        name
+        for name, mended in found.items()
+        if mended.is_computed or manifest.key(name) == damaged
+    ]
+    files = {name: mended.content for name, mended in found.items()}
+    return Proved(manifest, files, tuple(names))
+
+
+def _read_manifest(
+    store: Store, checkpoint: CheckpointId, *, mends: bool
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest, or its copy if it is there and damaged; and what was damaged."""
+    try:
+        return read_manifest(store, checkpoint), ()
+    except IntegrityError:
+        if not mends:
+            raise
+        with suppress(IntegrityError, KeyNotFound):
+            return read_copy(store, checkpoint), (MANIFEST,)
+        raise
 
 
 def _wanted(

@@ -88,7 +88,8 @@ class Base:
 def base_of(proved: Proved, store: Store) -> Base:
     """Return the checkpoint that was resumed from, as far as this rank has proved what is stored.
 
-    What came from the keeper's memory says nothing about the store's copy of it.
+    What came from the keeper's memory says nothing about the store's copy of it, and what was
+    computed back from parity is damaged there.
 
     Crash: reads nothing.
 
@@ -99,7 +100,7 @@ def base_of(proved: Proved, store: Store) -> Base:
     recalled = store.recalled if isinstance(store, RecallingStore) else set[str]()
     ranges: list[tuple[str, int, int]] = []
     for name, content in proved.files.items():
-        if proved.manifest.key(name) not in recalled:
+        if proved.manifest.key(name) not in recalled and name not in proved.mended:
             parts = content.ranges if isinstance(content, Extents) else [(0, len(content))]
             ranges += [(name, start, stop) for start, stop in parts]
     return Base(proved.manifest.checkpoint, tuple(ranges))

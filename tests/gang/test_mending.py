@@ -19,6 +19,7 @@ from resilient.testing.memory import MemoryStore
 from resilient.vault.catalog import committed, read_manifest
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.space import with_margin
+from resilient.vault.verify import verify
 from resilient.world.comms import Comms
 
 NEWEST = CheckpointId(1, 3)
@@ -95,6 +96,34 @@ def test_otherwise_all_ranks_go_back_together(lost, limits):
     resumed = train(store, steps=(), told=told, **limits)
     assert {checkpoint for checkpoint, _ in resumed} == {CheckpointId(1, 2)}
     assert events_named(told, "CheckpointMended") == []
+
+
+def test_what_was_computed_back_is_never_referred_to():
+    """Its bytes in the store are damaged still: the next save writes them anew."""
+    store = MemoryStore()
+
+    def life(steps):
+        def rank_main(world, board):
+            one = opened(store, world, board, [], parity=1)
+            frozen = Part(Values(weight=torch.arange(50_000.0)))
+            try:
+                one.resume({"model": frozen})
+                for step in steps:
+                    one.save(step, {"model": frozen}, About())
+            finally:
+                one.close()
+
+        run_gang(1, rank_main)
+
+    life([1])
+    key = CheckpointId(1, 1).key("model.r00000.safetensors")
+    whole, store.objects[key] = store.objects[key], store.objects[key][:-1] + b"\x7f"
+    life([2])
+    assert verify(store, CheckpointId(2, 2)) == []
+    store.objects[key] = whole
+    life([3])
+    origins = {one.origin for one in read_manifest(store, CheckpointId(3, 3)).files}
+    assert CheckpointId(2, 2) in origins, "what is whole is referred to"
 
 
 def test_the_copy_of_a_damaged_manifest_serves_all_ranks():

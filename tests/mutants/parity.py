@@ -152,4 +152,11 @@ MUTANTS = [
         "matches",
         REFER,
     ),
+    Mutant(
+        "what was computed back in memory is referred to in the store",
+        "resilient/vault/refer.py",
+        " and name not in proved.mended:",
+        ":",
+        GANG,
+    ),
 ]

@@ -97,8 +97,8 @@ MUTANTS = [
     Mutant(
         "what came from memory is taken for stored",
         MODULE,
-        "if proved.manifest.key(name) not in recalled:",
-        "if True:",
+        "if proved.manifest.key(name) not in recalled and name",
+        "if name",
         REFER,
     ),
     Mutant(
