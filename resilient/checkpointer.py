@@ -238,7 +238,8 @@ class Checkpointer:
                 self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
             raise
         if pending is not None:
-            self._saved.add(pending)
+            # What was in doubt may be what the new one refers to: it is not written over.
+            self._saved |= {pending, *(one.checkpoint for one in self._bases)}
             self._bases = (Base(pending),)
 
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:

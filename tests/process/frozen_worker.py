@@ -52,7 +52,7 @@ class DieAfter(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, die_after: int = 0) -> Trainer:
+def train(folder: Path, die_after: int = 0, **options) -> Trainer:
     args = TrainingArguments(
         output_dir=str(folder),
         max_steps=STEPS,
@@ -62,6 +62,7 @@ def train(folder: Path, die_after: int = 0) -> Trainer:
         learning_rate=0.05,
         use_cpu=True,
         disable_tqdm=True,
+        **options,
     )
     callbacks = [DieAfter(die_after)] if die_after else []
     trainer = Trainer(model=Adapted(), args=args, train_dataset=Noise(), callbacks=callbacks)

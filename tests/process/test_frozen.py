@@ -44,6 +44,14 @@ def test_a_killed_run_of_adapters_ends_with_the_bits_of_an_unbroken_one(tmp_path
     assert verify(store, newest, "deep") == []
 
 
+def test_a_run_that_wants_copies_gets_them(tmp_path):
+    frozen_worker.train(tmp_path / "copies", save_unchanged="write")
+    store = open_store(str(tmp_path / "copies"))
+    for one in committed(store):
+        manifest = read_manifest(store, one)
+        assert manifest.own_bytes == manifest.size_bytes > 128 * 128 * 4
+
+
 def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tmp_path):  # noqa: F811
     keeper, url = start(), tmp_path / "run"
     checkpointer = open_one(keeper, url)

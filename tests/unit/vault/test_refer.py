@@ -12,9 +12,11 @@ from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, IntegrityError, SaveFailed, StoreError
 from resilient.events import CheckpointCommitted, Emitter
-from resilient.format.digest import digest_file
+from resilient.format.digest import CHUNK_BYTES, digest_file
+from resilient.format.extents import Extents
 from resilient.format.manifest import decode, encode
 from resilient.format.names import CheckpointId
+from resilient.format.regions import Region
 from resilient.state.capture import Part, capture
 from resilient.state.load import assemble
 from resilient.state.stage import Arena, stage
@@ -336,8 +338,10 @@ def test_a_save_that_failed_and_is_committed_all_the_same_is_what_the_next_compa
         save_step(2)
     assert step(2).manifest_key in inner.objects
     save_step(3)
-    checkpointer.close()
     assert place(read_manifest(inner, step(3)), "model/weight").file == MODEL
+    with pytest.raises(ConfigError, match="saved once in a life"):
+        save_step(2)
+    checkpointer.close()
 
 
 class Unsure(MemoryStore):
@@ -378,6 +382,19 @@ def test_only_the_chunks_that_are_needed_of_a_shared_file_are_read(store):
     with pytest.raises(IntegrityError):
         read(store, step(1))
     assert torch.equal(value(store, 2, "model/a_same"), same)
+
+
+def test_a_box_of_what_is_referred_to_is_read_by_its_chunks_and_proves_no_more(store):
+    same = torch.arange(3 << 20, dtype=torch.float32)
+    saved(store, 1, same=same)
+    saved(store, 2, [step(1)], same=same)
+    box = Region((0,), (4,))
+    proved = read(store, step(2), boxes=lambda _: {"model/same": (box,)})
+    content = proved.files[step(1).key(MODEL)]
+    assert isinstance(content, Extents)
+    assert len(content) == CHUNK_BYTES
+    third = saved(store, 3, [base_of(proved, store)], same=same)
+    assert all(one.origin is None for one in third.files)
 
 
 @pytest.mark.parametrize(
