@@ -23,6 +23,7 @@ from resilient.format.names import CheckpointId, origin_of, parse_checkpoint
 from resilient.format.parity import parity_bytes
 from resilient.format.thinning import without
 from resilient.vault.catalog import read_manifest
+from resilient.vault.cover import groups_of_origin, is_there, is_worth
 from resilient.vault.recall import RecallingStore
 
 if TYPE_CHECKING:
@@ -211,30 +212,18 @@ def _protected(
     A group protects only as a whole, so all of it must stay as long as a file of it is needed.
     That is worth it for a good part of the group, and only if all of it is there.
     """
-    groups = [_moved(group, manifest) for group in manifest.parity]
+    groups = groups_of_origin(manifest)
     while True:
         wanted = Counter[str]()
         for one in matches:
             wanted[one.place.file] += one.place.size_bytes
-        groups = [
-            group
-            for group in groups
-            if 0
-            < sum(lengths[name] for name in group.files)
-            <= SHARE_MIN * sum(wanted[name] for name in group.files)
-            and all(_length(store, name) == lengths[name] for name in group.shares)
-        ]
+        groups = [one for one in groups if is_worth(one, wanted, lengths, SHARE_MIN)]
+        groups = [one for one in groups if is_there(store, one.shares, lengths)]
         safe = {name for group in groups for name in group.files}
         fewer = _bounded([one for one in matches if one.place.file in safe], lengths)
         if len(fewer) == len(matches):
             return matches, tuple(groups)
         matches = fewer
-
-
-def _moved(group: ParityGroup, manifest: Manifest) -> ParityGroup:
-    """Return a group of another checkpoint with the names that lead there."""
-    files = tuple(manifest.key(name) for name in group.files)
-    return replace(group, files=files, parity=tuple(manifest.key(one) for one in group.parity))
 
 
 def _first_committed(
@@ -329,15 +318,9 @@ def _bounded(matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
 
 def _there(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop what refers to a file that is gone, or not as long as it was."""
-    found = {key: _length(store, key) for key in {one.place.file for one in matches}}
-    return [one for one in matches if found[one.place.file] == lengths[one.place.file]]
-
-
-def _length(store: Store, key: str) -> int:
-    try:
-        return store.stat(key).size_bytes
-    except ResilientError:
-        return -1
+    files = {one.place.file for one in matches}
+    there = {key for key in files if is_there(store, [key], lengths)}
+    return [one for one in matches if one.place.file in there]
 
 
 def _rest(file: HostFile, matches: Sequence[_Match]) -> Iterator[HostFile | ThinFile]:

@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a group with holes is relied on",
         "resilient/vault/refer.py",
-        "            and all(_length(store, name) == lengths[name] for name in group.shares)\n",
+        "        groups = [one for one in groups if is_there(store, one.shares, lengths)]\n",
         "",
         REFER,
     ),

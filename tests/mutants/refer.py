@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "a file that is gone is referred to",
         MODULE,
-        "for one in matches if found[one.place.file] == lengths[one.place.file]]",
+        "for one in matches if one.place.file in there]",
         "for one in matches]",
         REFER,
     ),
