@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
+    from resilient.vault.glimpse import Glimpses
     from resilient.vault.refer import Base
 
 
@@ -61,7 +62,7 @@ class Job:
     bases: tuple[Base, ...] = ()
 
 
-def persist(desk: Desk, job: Job) -> Receipt:
+def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     """Write what the store has not yet of this rank's files, agree; the coordinator commits.
 
     Before that it sees that there is room, and afterwards it rotates.
@@ -69,6 +70,11 @@ def persist(desk: Desk, job: Job) -> Receipt:
     Collective: every rank, same topic.
     Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
     exist and older ones are untouched.
+
+    Args:
+        desk: the repository, the ranks, the bounds.
+        job: the save.
+        glimpses: of this rank's last save; spare work.
 
     Returns:
         What this rank stored of the checkpoint, which is committed.
@@ -79,7 +85,7 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        division: Any = attempt(lambda: _divide(desk, job))
+        division: Any = attempt(lambda: _divide(desk, job, glimpses))
         require_space(desk, checkpoint, division, job.topic)
         mine = attempt(lambda: _write(desk, job, division))
         size_bytes, own_bytes = agree(
@@ -111,9 +117,9 @@ def persist(desk: Desk, job: Job) -> Receipt:
     return mine
 
 
-def _divide(desk: Desk, job: Job) -> Division:
+def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
     checkpoint, parity = job.about.checkpoint, desk.limits.parity
-    return divide(desk.store, checkpoint, job.files, job.parts, job.bases, parity)
+    return divide(desk.store, checkpoint, job.files, job.parts, job.bases, parity, glimpses)
 
 
 def _write(desk: Desk, job: Job, division: Division) -> Receipt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from resilient.vault.glimpse import Glimpses
 from resilient.vault.persist import persist
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ThreadPersister:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
+        self._glimpses = Glimpses()
 
     def open(self, desk: Desk) -> Store:
         """Return the desk's own store: an earlier life left nothing here."""
@@ -61,7 +63,7 @@ class ThreadPersister:
 
     def submit(self, desk: Desk, job: Job) -> None:
         """Start to persist the job."""
-        self._in_flight = self._thread.submit(persist, desk, job)
+        self._in_flight = self._thread.submit(persist, desk, job, self._glimpses)
 
     def wait(self) -> None:
         """Wait for the thread, and raise what it raised."""

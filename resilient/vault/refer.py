@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound, ResilientError
-from resilient.format.digest import digest_bytes
 from resilient.format.extents import Extents
 from resilient.format.names import CheckpointId, origin_of, parse_checkpoint
 from resilient.format.parity import parity_bytes
 from resilient.format.thinning import without
 from resilient.vault.catalog import read_manifest
 from resilient.vault.cover import groups_of_origin, is_there, is_worth
+from resilient.vault.glimpse import Glimpses, digested
 from resilient.vault.recall import RecallingStore
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def divide(
     parts: Sequence[PartEntry],
     bases: Sequence[Base],
     parity: int = 0,
+    glimpses: Glimpses | None = None,
 ) -> Division:
     """Return what must be written of ``files``, and where the rest of it is.
 
@@ -175,17 +176,18 @@ def divide(
         bases: what may be referred to, the likeliest first; the first that is committed counts.
         parity: how many files of this rank may be lost; if any, only files are referred to that
             are protected where they lie.
+        glimpses: of what this rank staged last; spare work.
     """
+    documents = {one.document for one in parts}
+    seen = glimpses or Glimpses()
+    changed = {one.name: seen.changed(one) for one in files if one.name not in documents}
     found = _first_committed(store, checkpoint, bases)
     if found is None:
         return Division(tuple(files), parity=parity)
     manifest, base = found
-    documents = {one.document for one in parts}
-    files = [file if file.name in documents else _digested(file) for file in files]
+    files = [digested(one, changed[one.name]) if one.name in changed else one for one in files]
     places = _places(manifest, base, checkpoint)
-    matches = [
-        one for file in files if file.name not in documents for one in _matches(file, places)
-    ]
+    matches = [one for file in files if file.name in changed for one in _matches(file, places)]
     entries = {manifest.key(one.name): one for one in manifest.files}
     lengths = {key: one.size_bytes for key, one in entries.items()}
     lengths |= {file.name: file.size_bytes for file in files}
@@ -266,24 +268,6 @@ def _what(tensor: TensorEntry, one: StoredRegion) -> _What:
     return tensor.name, tensor.dtype, tensor.shape, one.region
 
 
-def _digested(file: HostFile) -> HostFile:
-    """Return the file with the digest of each region's own bytes."""
-    data = memoryview(file.data)
-    return replace(
-        file,
-        tensors=tuple(
-            replace(
-                tensor,
-                regions=tuple(
-                    replace(one, digest=digest_bytes(data[one.start : one.start + one.size_bytes]))
-                    for one in tensor.regions
-                ),
-            )
-            for tensor in file.tensors
-        ),
-    )
-
-
 def _matches(file: HostFile, places: Mapping[_What, StoredRegion]) -> Iterator[_Match]:
     for tensor in file.tensors:
         for one in tensor.regions:
@@ -329,4 +313,4 @@ def _rest(file: HostFile, matches: Sequence[_Match]) -> Iterator[HostFile | Thin
     if not starts:
         yield file
     elif len(starts) < len(file.tensors):
-        yield without(file, starts)
+        yield without(digested(file), starts)

@@ -21,6 +21,7 @@ from resilient.errors import UsageError
 from resilient.events import Emitter, Level, console, json_lines
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.glimpse import Glimpses
 from resilient.vault.handover import Held, from_json
 from resilient.vault.persist import persist
 from resilient.vault.space import space_topic
@@ -68,6 +69,7 @@ class Seat:
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
         self._held: dict[str, Held] = {}
+        self._glimpses = Glimpses()
         self._verdict: Any = None
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -191,7 +193,7 @@ class Seat:
 
     def _run(self, desk: Desk, job: Job) -> None:
         with self._room.saving(self.url):
-            verdict = attempt(lambda: persist(desk, job))
+            verdict = attempt(lambda: persist(desk, job, self._glimpses))
         with self._lock:
             if not isinstance(verdict, Failure):
                 self._held = self._held_of(verdict, job)

@@ -144,6 +144,13 @@ MUTANTS = [
         REFER,
     ),
     Mutant(
+        "what is trained is digested only to see that it changed",
+        "resilient/vault/glimpse.py",
+        "        if one.digest or one.start in changed:",
+        "        if one.digest:",
+        REFER,
+    ),
+    Mutant(
         "a document is taken apart",
         MODULE,
         "    documents = {one.document for one in parts}",

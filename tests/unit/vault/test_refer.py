@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from manifests import Values, begin, frozen_parts_of, save
+from manifests import Values, begin, empty_manifest, frozen_parts_of, save
 
 from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
@@ -22,14 +22,17 @@ from resilient.state.load import assemble
 from resilient.state.stage import Arena, stage
 from resilient.storage.shared import SharedFolder, map_file
 from resilient.testing.memory import MemoryStore
-from resilient.vault import refer
+from resilient.vault import glimpse, refer
 from resilient.vault.catalog import read_manifest
+from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.glimpse import Glimpses
 from resilient.vault.handover import Held
 from resilient.vault.read import read
 from resilient.vault.recall import RecallingStore
 from resilient.vault.refer import Base, base_of, divide
 from resilient.vault.verify import verify
+from resilient.vault.write import write
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
@@ -268,6 +271,39 @@ def test_what_is_left_of_a_file_is_one_that_others_read(store):
     loaded = safetensors.load(store.objects[step(2).key(MODEL)])
     assert set(loaded) == {"trained", "nothing"}
     assert torch.equal(loaded["trained"], torch.full((100,), 2.0))
+
+
+def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(store, monkeypatch):
+    """And what looks the same at first sight is told apart by its digest."""
+    glimpses, lengths = Glimpses(), []
+    digest = glimpse.digest_bytes
+    monkeypatch.setattr(
+        glimpse, "digest_bytes", lambda one: [lengths.append(len(one)), digest(one)][1]
+    )
+    tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
+
+    def division(number, bases):
+        parts = {"model": Part(Values(**{name: one.clone() for name, one in tensors.items()}))}
+        staged = stage(capture(number, parts, 0), World(), Arena())
+        found = divide(store, step(number), staged.files, staged.parts, bases, glimpses=glimpses)
+        written = write(store, step(number), 0, found.files, staged.parts)
+        commit(store, gather_receipts(empty_manifest(step(number)), [found.complete(written)]))
+        return found
+
+    division(1, [])
+    assert 80_000 not in lengths, "there is nothing to compare with"
+    tensors["trained"] += 1
+    tensors["sparse"][5000] = 1
+    lengths.clear()
+    found = division(2, [Base(step(1))])
+    assert [one.name for one in found.referred] == ["model/frozen"]
+    assert lengths.count(80_000) == 3, "frozen, sparse; and what is left of a file is digested"
+    assert verify(store, step(2), "deep") == []
+    lengths.clear()
+    for one in tensors.values():
+        one.add_(1)
+    assert division(3, [Base(step(2))]).referred == ()
+    assert 80_000 not in lengths, "everything changed"
 
 
 def test_a_save_that_writes_little_asks_for_little_room(store):
