@@ -89,6 +89,12 @@ class PowerLossFiles:
             content = bytes(self._file(path).content)
             return content[start:] if length is None else content[start : start + length]
 
+    def read_into(self, path: Path, start: int, view: memoryview) -> int:
+        """Fill ``view`` with bytes of a file."""
+        content = self.read(path, start, len(view))
+        view[: len(content)] = content
+        return len(content)
+
     def size_bytes(self, path: Path) -> int:
         """Return the length of a file."""
         with self._step("size_bytes"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import IntegrityError
+from resilient.storage.filling import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,3 +41,28 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
         # Left before the second reading: the error's frames hold the bytes of the first.
         pass
     return prove(store.get(key))
+
+
+def fetch_into(
+    store: Store, key: str, start: int, view: memoryview, prove: Callable[[memoryview], None]
+) -> None:
+    """Fill ``view`` with bytes of an object that ``prove`` accepts.
+
+    Crash: reads only.
+
+    Args:
+        store: where it is.
+        key: its key.
+        start: offset in it, bytes.
+        view: memory that nobody looks at before this has returned.
+        prove: told as much of ``view`` as came; raises IntegrityError.
+
+    Raises:
+        IntegrityError: they do not fit, twice.
+        KeyNotFound: no such object.
+        StoreError: the store failed.
+    """
+    try:
+        prove(view[: fill(store, key, start, view)])
+    except IntegrityError:
+        prove(view[: fill(store, key, start, view)])

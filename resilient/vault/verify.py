@@ -10,7 +10,7 @@ from resilient.format.digest import damaged_ranges
 from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.shard import read_header
 from resilient.vault.catalog import read_manifest
-from resilient.vault.read import join_names, tensors_hit
+from resilient.vault.damage import join_names, tensors_hit
 
 if TYPE_CHECKING:
     from resilient.format.manifest import FileEntry, Manifest

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import digest_bytes, digest_file
+from resilient.format.digest import digest_with
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
+from resilient.vault.pool import each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from resilient.format.digest import FileDigest
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.storage.store import Store
+
+FILES_AT_ONCE = 2
+"""How many files of a save are on their way at once: enough to keep a disk busy in each sync."""
+SMALL_BYTES = 8 << 20
+"""A save that is no larger is written one file after the other: threads would not pay."""
 
 
 def write(
@@ -27,6 +34,9 @@ def write(
 
     The names hold the rank and the folder holds the generation, so no other process writes them.
 
+    Several large files are written at once; the receipt names them in the order given. What fails
+    first ends the writing: no more files are begun, and those on their way are waited for.
+
     Crash: some files may be there; without a manifest the checkpoint does not exist.
 
     Args:
@@ -39,21 +49,32 @@ def write(
     Raises:
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
-    entries = tuple(_write_file(store, checkpoint, rank, file) for file in files)
-    tensors = tuple(_prove(tensor, file.data) for file in files for tensor in file.tensors)
+    size_bytes = sum(len(file.data) for file in files)
+    at_once = FILES_AT_ONCE if size_bytes > SMALL_BYTES else 1
+    stored = each(lambda file: _write_file(store, checkpoint, rank, file), files, at_once)
+    entries = tuple(entry for entry, _ in stored)
+    tensors = tuple(tensor for _, proved in stored for tensor in proved)
     return Receipt(rank, entries, tensors, tuple(parts))
 
 
-def _write_file(store: Store, checkpoint: CheckpointId, rank: int, file: HostFile) -> FileEntry:
-    proof = digest_file(file.data)
-    store.put(checkpoint.key(file.name), file.data)
-    return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank)
+def _write_file(
+    store: Store, checkpoint: CheckpointId, rank: int, file: HostFile
+) -> tuple[FileEntry, Sequence[TensorEntry]]:
+    """Take every digest of a file's content, and store it."""
+    data = file.data
+    proof, tensors = _prove(file.tensors, data)
+    store.put(checkpoint.key(file.name), data)
+    return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), tensors
 
 
-def _prove(tensor: TensorEntry, data: bytes | memoryview) -> TensorEntry:
-    """Return the entry with the digest of each region's own bytes."""
-    regions = tuple(
-        replace(one, digest=digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]))
-        for one in tensor.regions
-    )
-    return replace(tensor, regions=regions)
+def _prove(
+    tensors: Sequence[TensorEntry], data: bytes | memoryview
+) -> tuple[FileDigest, Sequence[TensorEntry]]:
+    """Return the proof of a file, and its tensors with the digests of their own bytes."""
+    places = [one for tensor in tensors for one in tensor.regions]
+    proof, digests = digest_with(data, [(one.start, one.start + one.size_bytes) for one in places])
+    left = iter(digests)
+    return proof, [
+        replace(tensor, regions=tuple(replace(one, digest=next(left)) for one in tensor.regions))
+        for tensor in tensors
+    ]

@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "what rotates away under a reader is called damaged",
-        "resilient/vault/read.py",
+        "resilient/vault/damage.py",
         "        store.stat(manifest.checkpoint.manifest_key)\n",
         "",
         "tests/unit/vault/test_field_bugs_rotation.py",

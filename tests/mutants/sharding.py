@@ -12,14 +12,14 @@ OPTIMIZER = "tests/unit/state/test_optimizer.py"
 MUTANTS = [
     Mutant(
         "a chunk of a partial read is not proved",
-        "resilient/vault/read.py",
-        "        _prove_chunks(manifest, entry, first, length, data)\n",
-        "",
+        "resilient/vault/bulk.py",
+        "lambda came: _prove(manifest, one, came)",
+        "lambda came: None",
         PARTS,
     ),
     Mutant(
         "only the first chunk of a run is proved",
-        "resilient/vault/read.py",
+        "resilient/vault/bulk.py",
         "        for at, digest in zip(range(0, length, CHUNK_BYTES), expected, strict=True)\n",
         "        for at, digest in list(zip(range(0, length, CHUNK_BYTES), expected))[:1]\n",
         PARTS,

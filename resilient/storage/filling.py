@@ -1,0 +1,51 @@
+"""Ranges of an object straight into memory that the reader owns: what some stores can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from resilient.storage.parts import Parts
+
+if TYPE_CHECKING:
+    from resilient.storage.store import Store
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A store that fills memory without a copy between. Not a part of the seven verbs of a Store.
+
+    Attributes:
+        ranges: how large a range it likes, and how many at once.
+    """
+
+    ranges: Parts
+
+    def fill(self, key: str, start: int, view: memoryview) -> int:
+        """Fill ``view`` from offset ``start`` and return how many bytes came.
+
+        Fewer come only at the object's end. When it raises, ``view`` may hold anything.
+
+        Raises:
+            KeyNotFound: no such object.
+        """
+
+
+def fill(store: Store, key: str, start: int, view: memoryview) -> int:
+    """Fill ``view`` from any store; one that cannot do it costs a copy.
+
+    Args:
+        store: where the object is.
+        key: its key.
+        start: offset in it, bytes.
+        view: flat, writable bytes.
+    """
+    if isinstance(store, Filling):
+        return store.fill(key, start, view)
+    data = store.get_range(key, start, len(view))
+    view[: len(data)] = data
+    return len(data)
+
+
+def ranges_of(store: Store) -> Parts:
+    """Return how large ranges of ``store`` are best read, and how many at once."""
+    return store.ranges if isinstance(store, Filling) else Parts(in_flight=4)
