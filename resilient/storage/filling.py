@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from resilient.storage.parts import Parts
 
 if TYPE_CHECKING:
     from resilient.storage.store import Store
+
+Arrived = Callable[[int, int], None]
+"""Told of each piece, as soon as it is there, where in the view it begins and stops.
+
+Pieces come one behind the other from the view's beginning. They may begin anew; then what was
+there before counts for nothing. What this raises ends the filling.
+"""
 
 
 @runtime_checkable
@@ -20,7 +28,7 @@ class Filling(Protocol):
 
     ranges: Parts
 
-    def fill(self, key: str, start: int, view: memoryview) -> int:
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
         """Fill ``view`` from offset ``start`` and return how many bytes came.
 
         Fewer come only at the object's end. When it raises, ``view`` may hold anything.
@@ -30,7 +38,7 @@ class Filling(Protocol):
         """
 
 
-def fill(store: Store, key: str, start: int, view: memoryview) -> int:
+def fill(store: Store, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
     """Fill ``view`` from any store; one that cannot do it costs a copy.
 
     Args:
@@ -38,11 +46,13 @@ def fill(store: Store, key: str, start: int, view: memoryview) -> int:
         key: its key.
         start: offset in it, bytes.
         view: flat, writable bytes.
+        arrived: told of each piece.
     """
     if isinstance(store, Filling):
-        return store.fill(key, start, view)
+        return store.fill(key, start, view, arrived)
     data = store.get_range(key, start, len(view))
     view[: len(data)] = data
+    arrived(0, len(data))
     return len(data)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.clock import Clock
     from resilient.storage.files import Files, Handle
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Data
 
 TEMPORARY = ".tmp-"
@@ -59,8 +60,8 @@ class LocalStore:
     """
 
     exclusive = True
-    # Of the size of what has a digest: it is taken while the bytes are in the processor's cache.
-    ranges = Parts(part_bytes=4 << 20, in_flight=4)
+    # Long ones, for a disk is read ahead of whoever reads one byte behind the other.
+    ranges = Parts(part_bytes=256 << 20, in_flight=4)
 
     def __init__(self, root: Path, files: Files = _POSIX) -> None:
         self._root = root.resolve()
@@ -107,12 +108,12 @@ class LocalStore:
         with self._errors("get", key, reading=True):
             return self._files.read(file, start, length)
 
-    def fill(self, key: str, start: int, view: memoryview) -> int:
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
         """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
         file = self._file(key)
         check_range(key, start, len(view))
         with self._errors("get", key, reading=True):
-            return self._files.read_into(file, start, view)
+            return self._files.read_into(file, start, view, arrived)
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from resilient.clock import Clock
+    from resilient.storage.filling import Arrived
     from resilient.storage.s3_options import S3Options
     from resilient.storage.store import Data
 
@@ -136,10 +137,11 @@ class ObstoreStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return bytes(self._range(key, start, length))
 
-    def fill(self, key: str, start: int, view: memoryview) -> int:
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
         """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
         came = self._range(key, start, len(view))
         view[: len(came)] = came
+        arrived(0, len(came))
         return len(came)
 
     def list(self, prefix: str = "") -> Iterable[Entry]:

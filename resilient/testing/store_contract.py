@@ -95,7 +95,11 @@ class StoreContract:
         store.put("a/b", b"0123456789")
         assert store.get_range("a/b", start, length) == expected
         memory = bytearray(b"." * length)
-        assert fill(store, "a/b", start, memoryview(memory)) == len(expected)
+        pieces: list[tuple[int, int]] = []
+        view = memoryview(memory)
+        came = fill(store, "a/b", start, view, lambda *piece: pieces.append(piece))
+        assert came == len(expected)
+        assert [stop for _, stop in pieces][-1:] in ([came], [])
         assert memory == expected + b"." * (length - len(expected))
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])
@@ -105,7 +109,7 @@ class StoreContract:
         with pytest.raises(StoreError):
             store.get_range("a", start, length)
         with pytest.raises(StoreError):
-            fill(store, "a", -1, memoryview(bytearray(5)))
+            fill(store, "a", -1, memoryview(bytearray(5)), lambda *_: None)
 
     def test_a_missing_object_is_not_found(self, store: Store) -> None:
         """In an empty store, beside other objects, and where a folder is."""
@@ -118,7 +122,7 @@ class StoreContract:
             with pytest.raises(KeyNotFound):
                 store.get_range(key, 0, 0)
             with pytest.raises(KeyNotFound):
-                fill(store, key, 0, memoryview(bytearray(1)))
+                fill(store, key, 0, memoryview(bytearray(1)), lambda *_: None)
             with pytest.raises(KeyNotFound):
                 store.stat(key)
 

@@ -16,6 +16,7 @@ from resilient.vault.pool import each
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from resilient.errors import IntegrityError
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.storage.store import Store
 
@@ -103,21 +104,30 @@ def _cut(entry: FileEntry, extents: Extents, range_bytes: int) -> Iterator[_Rang
 
 def _read(store: Store, manifest: Manifest, one: _Range) -> None:
     key = manifest.checkpoint.key(one.entry.name)
+
+    def prove(begin: int, stop: int) -> None:
+        _prove(manifest, one, begin, stop)
+
     with missing_is_damage(store, manifest, key):
-        fetch_into(store, key, one.start, one.view, lambda came: _prove(manifest, one, came))
+        came = fetch_into(store, key, one.start, one.view, prove)
+        if came < len(one.view):
+            # Once more, as whatever does not fit: it may have been cut on the way.
+            came = fetch_into(store, key, one.start, one.view, prove)
+    if came < len(one.view):
+        raise _damaged(manifest, one, came, len(one.view))
 
 
-def _prove(manifest: Manifest, one: _Range, came: memoryview) -> None:
-    """Raise unless ``came`` are the bytes of the range, all of them."""
-    first, length = one.start // CHUNK_BYTES, len(one.view)
-    expected = one.entry.chunks[first : first + -(-length // CHUNK_BYTES)]
-    ranges = [
-        (one.start + at, one.start + min(at + CHUNK_BYTES, length))
-        for at, digest in zip(range(0, length, CHUNK_BYTES), expected, strict=True)
-        if digest_bytes(came[at : at + CHUNK_BYTES]) != digest
-    ]
-    if ranges:
-        where = f"between bytes {ranges[0][0]} and {ranges[-1][1]} of {one.entry.size_bytes}"
-        raise damaged(
-            manifest, one.entry, where, names_in(manifest.tensors, one.entry.name, ranges)
-        )
+def _prove(manifest: Manifest, one: _Range, begin: int, stop: int) -> None:
+    """Raise unless the chunks whose last bytes came, between ``begin`` and ``stop``, are whole."""
+    length = len(one.view)
+    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES):
+        last = min(first + CHUNK_BYTES, length)
+        expected = one.entry.chunks[(one.start + first) // CHUNK_BYTES]
+        if last <= stop and digest_bytes(one.view[first:last]) != expected:
+            raise _damaged(manifest, one, first, last)
+
+
+def _damaged(manifest: Manifest, one: _Range, first: int, last: int) -> IntegrityError:
+    span = (one.start + first, one.start + last)
+    where = f"between bytes {span[0]} and {span[1]} of {one.entry.size_bytes}"
+    return damaged(manifest, one.entry, where, names_in(manifest.tensors, one.entry.name, [span]))

@@ -15,6 +15,7 @@ from resilient.storage.filling import fill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Store
 
 Result = TypeVar("Result")
@@ -43,10 +44,8 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
     return prove(store.get(key))
 
 
-def fetch_into(
-    store: Store, key: str, start: int, view: memoryview, prove: Callable[[memoryview], None]
-) -> None:
-    """Fill ``view`` with bytes of an object that ``prove`` accepts.
+def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arrived) -> int:
+    """Fill ``view`` with bytes of an object that ``prove`` accepts, and return how many came.
 
     Crash: reads only.
 
@@ -55,7 +54,7 @@ def fetch_into(
         key: its key.
         start: offset in it, bytes.
         view: memory that nobody looks at before this has returned.
-        prove: told as much of ``view`` as came; raises IntegrityError.
+        prove: told of each piece that came; raises IntegrityError.
 
     Raises:
         IntegrityError: they do not fit, twice.
@@ -63,6 +62,6 @@ def fetch_into(
         StoreError: the store failed.
     """
     try:
-        prove(view[: fill(store, key, start, view)])
+        return fill(store, key, start, view, prove)
     except IntegrityError:
-        prove(view[: fill(store, key, start, view)])
+        return fill(store, key, start, view, prove)

@@ -13,6 +13,7 @@ from resilient.storage.shared import map_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Entry, Store
     from resilient.vault.handover import Held
 
@@ -56,14 +57,14 @@ class RecallingStore:
         """Return a part of an object, from the store."""
         return self._store.get_range(key, start, length)
 
-    def fill(self, key: str, start: int, view: memoryview) -> int:
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
         """Fill ``view`` from offset ``start``, from memory if what is wanted is whole there."""
         held = self._held.get(key)
         if held is None or not _is_chunks(held, start, start + len(view)):
-            return fill(self._store, key, start, view)
-        if not _recall_range(held, start, view):
+            return fill(self._store, key, start, view, arrived)
+        if not _recall_range(held, start, view, arrived):
             self._distrust(key)
-            return fill(self._store, key, start, view)
+            return fill(self._store, key, start, view, arrived)
         self._count(len(view))
         return len(view)
 
@@ -112,16 +113,17 @@ def _is_chunks(held: Held, start: int, stop: int) -> bool:
     return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
 
 
-def _recall_range(held: Held, start: int, view: memoryview) -> bool:
+def _recall_range(held: Held, start: int, view: memoryview, arrived: Arrived) -> bool:
     """Fill ``view`` with whole chunks of the shared bytes; say whether they are what was stored."""
-    first = start // CHUNK_BYTES
     try:
         with Path(held.path).open("rb", buffering=0) as file:
             file.seek(start)
-            came = file.readinto(view)
+            for at in range(0, len(view), CHUNK_BYTES):
+                piece = view[at : at + CHUNK_BYTES]
+                expected = held.proof.chunks[(start + at) // CHUNK_BYTES]
+                if file.readinto(piece) != len(piece) or digest_bytes(piece) != expected:
+                    return False
+                arrived(at, at + len(piece))
     except OSError:
         return False
-    return came == len(view) and all(
-        digest_bytes(view[at : at + CHUNK_BYTES]) == held.proof.chunks[first + at // CHUNK_BYTES]
-        for at in range(0, len(view), CHUNK_BYTES)
-    )
+    return True

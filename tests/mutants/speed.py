@@ -54,11 +54,18 @@ MUTANTS = [
         BULK,
     ),
     Mutant(
-        "a range that came short is believed",
+        "what is read once more is not proved",
         "resilient/vault/fetch.py",
-        "    except IntegrityError:\n        prove(view[: fill(store, key, start, view)])\n",
-        "    except IntegrityError:\n        fill(store, key, start, view)\n",
+        "    except IntegrityError:\n        return fill(store, key, start, view, prove)",
+        "    except IntegrityError:\n        return fill(store, key, start, view, print)",
         BULK,
+    ),
+    Mutant(
+        "a range that came short is believed",
+        "resilient/vault/bulk.py",
+        "    if came < len(one.view):\n        raise",
+        "    if False:\n        raise",
+        "tests/gang/test_reading_in_part.py",
     ),
     Mutant(
         "a large file is read as one range",
@@ -84,8 +91,8 @@ MUTANTS = [
     Mutant(
         "a range of a keeper's memory is believed",
         "resilient/vault/recall.py",
-        "    return came == len(view) and all(\n",
-        "    return came == len(view) or all(\n",
+        " or digest_bytes(piece) != expected:\n",
+        ":\n",
         RECALL,
     ),
     Mutant(

@@ -142,9 +142,10 @@ class InRanges(MemoryStore):
 
     ranges = Parts(part_bytes=CHUNK_BYTES, in_flight=2)
 
-    def fill(self, key, start, view):
+    def fill(self, key, start, view, arrived):
         data = self.get_range(key, start, len(view))
         view[: len(data)] = data
+        arrived(0, len(data))
         return len(data)
 
 
