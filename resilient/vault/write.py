@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from resilient.format.shard import HostFile
     from resilient.storage.store import Store
 
-FILES_AT_ONCE = 2
+FILES_AT_ONCE = 3
 """How many files of a save are on their way at once: enough to keep a disk busy in each sync."""
 SMALL_BYTES = 8 << 20
 """A save that is no larger is written one file after the other: threads would not pay."""
