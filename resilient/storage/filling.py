@@ -23,7 +23,8 @@ class Filling(Protocol):
     """A store that fills memory without a copy between. Not a part of the seven verbs of a Store.
 
     Attributes:
-        ranges: how large a range it likes, and how many at once.
+        ranges: how large a range it likes, and how many at once; in parts of this size it puts
+            large objects, so many at once of each.
     """
 
     ranges: Parts
@@ -59,3 +60,12 @@ def fill(store: Store, key: str, start: int, view: memoryview, arrived: Arrived)
 def ranges_of(store: Store) -> Parts:
     """Return how large ranges of ``store`` are best read, and how many at once."""
     return store.ranges if isinstance(store, Filling) else Parts(in_flight=4)
+
+
+def files_at_once(store: Store, size_bytes: int) -> int:
+    """Return how many objects of ``size_bytes`` may be on their way to ``store`` at once.
+
+    Their parts together are as many as the store wants on their way, or those of one object.
+    """
+    best = ranges_of(store)
+    return max(best.in_flight // max(-(-size_bytes // best.part_bytes), 1), 1)

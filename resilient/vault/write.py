@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from resilient.format.digest import digest_with
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
+from resilient.storage.filling import files_at_once
 from resilient.vault.pool import each
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from resilient.format.shard import HostFile
     from resilient.storage.store import Store
 
-FILES_AT_ONCE = 3
-"""How many files of a save are on their way at once: enough to keep a disk busy in each sync."""
 SMALL_BYTES = 8 << 20
 """A save that is no larger is written one file after the other: threads would not pay."""
 
@@ -49,8 +48,8 @@ def write(
     Raises:
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
-    size_bytes = sum(len(file.data) for file in files)
-    at_once = FILES_AT_ONCE if size_bytes > SMALL_BYTES else 1
+    sizes = [len(file.data) for file in files]
+    at_once = files_at_once(store, max(sizes, default=0)) if sum(sizes) > SMALL_BYTES else 1
     stored = each(lambda file: _write_file(store, checkpoint, rank, file), files, at_once)
     entries = tuple(entry for entry, _ in stored)
     tensors = tuple(tensor for _, proved in stored for tensor in proved)
