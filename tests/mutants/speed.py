@@ -96,6 +96,20 @@ MUTANTS = [
         RECALL,
     ),
     Mutant(
+        "an error of the disk is taken for a file system without direct writes",
+        "resilient/storage/handle.py",
+        "            if error.errno not in _NOT_DIRECTLY:\n",
+        "            if False:\n",
+        "tests/unit/storage/test_handle.py",
+    ),
+    Mutant(
+        "large files go through the page cache",
+        "resilient/storage/handle.py",
+        "        if not may_be or len(data) < _DIRECT_BYTES_MIN:\n",
+        "        if may_be or len(data) < _DIRECT_BYTES_MIN:\n",
+        "tests/unit/storage/test_handle.py",
+    ),
+    Mutant(
         "a share is cut in the middle of its regions",
         "resilient/state/bundles.py",
         "    count = -(-piece.size_bytes // FILE_BYTES_MAX)\n",

@@ -9,6 +9,7 @@ import torch
 from manifests import Values, empty_manifest
 
 from resilient.errors import IntegrityError, KeyNotFound, StoreUnavailable
+from resilient.format import shard
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.extents import view_of
 from resilient.format.names import CheckpointId
@@ -82,6 +83,20 @@ def test_a_large_tensor_lies_where_it_was_read_and_as_torch_would_lay_it(store):
     small.zero_()
     again = assemble(entries["model/b"], proved.files)
     assert again.tolist() == list(range(7)), "a small one keeps no file in memory"
+
+
+def test_a_file_whose_tensors_begin_anywhere_is_laid_out_for_torch_as_well(monkeypatch):
+    monkeypatch.setattr(shard, "_LARGE_BYTES", 1 << 40)
+    older = MemoryStore()
+    save(older)
+    proved = read(older, CHECKPOINT)
+    entry = next(one for one in proved.manifest.tensors if one.name == "model/a")
+    assert entry.regions[0].start % MEMORY_ALIGNMENT, "else it proves nothing"
+    tensor = assemble(entry, proved.files)
+    assert tensor.data_ptr() % MEMORY_ALIGNMENT == 0
+    tensor[0, 0] = 42.0
+    now = view_of(proved.files[FILE], entry.regions[0].start, 4)
+    assert bytes(now) == torch.tensor([42.0]).numpy().tobytes(), "no second copy was made"
 
 
 def flip(store, place):
