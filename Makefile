@@ -49,5 +49,7 @@ mutants: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json
 	$(BIN)/python -m benchmarks loop --json
+	$(BIN)/python -m benchmarks save --json
+	$(BIN)/python -m benchmarks load --json
 
 all: lint types test mutants

@@ -31,7 +31,7 @@ class Extents:
     """
 
     starts: tuple[int, ...]
-    parts: tuple[bytes, ...]
+    parts: tuple[bytes | memoryview, ...]
 
     def __len__(self) -> int:
         """Return how many bytes were read."""

@@ -10,7 +10,8 @@
     checkpoint-120-g3/manifest.json          its presence is the commit
     checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
     checkpoint-120-g3/model.r00000.safetensors
-    checkpoint-120-g3/optimizer.r00000.safetensors
+    checkpoint-120-g3/optimizer.r00000-00.safetensors
+    checkpoint-120-g3/optimizer.r00000-01.safetensors
     checkpoint-120-g3/rng_state_0.safetensors
     checkpoint-120-g3/state.json
     checkpoint-120-g3/trainer_state.json
@@ -149,9 +150,16 @@ def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
-def shard_name(part: str, rank: int) -> str:
-    """Return the file that holds one rank's regions of a replicated part."""
-    return f"{part}.r{rank:05d}.safetensors"
+def shard_name(part: str, rank: int, number: int | None = None) -> str:
+    """Return a file that holds one rank's regions of a replicated part.
+
+    Args:
+        part: the part's name.
+        rank: who writes it.
+        number: which of the files that the rank's share is cut into; None for the only one.
+    """
+    which = "" if number is None else f"-{number:02d}"
+    return f"{part}.r{rank:05d}{which}.safetensors"
 
 
 def rank_part(part: str, rank: int) -> str:

@@ -13,6 +13,7 @@ from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
 from resilient.format.names import STATE_DOCUMENT, rank_part_file, shard_name
 from resilient.format.regions import Region, whole
 from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.state.bundles import bundled
 from resilient.state.dtypes import DTYPE_NAMES
 from resilient.state.shares import Piece, share_of, spec_of
 
@@ -70,7 +71,8 @@ def stage(snapshot: Snapshot, world: World, arena: Arena) -> Staged:
         arena: the buffers to use.
 
     Returns:
-        One safetensors file per part with tensors to write, and on the coordinator the documents.
+        One safetensors file per part with tensors to write, several of a large one, and on the
+        coordinator the documents.
     """
     replicated = [part for part in snapshot.parts if part.scope == "replicated"]
     own = [part for part in snapshot.parts if part.scope == "rank"]
@@ -87,8 +89,12 @@ def stage(snapshot: Snapshot, world: World, arena: Arena) -> Staged:
 
 
 def _stage_share(part: CapturedPart, world: World, arena: Arena) -> list[HostFile]:
-    share = share_of(part.tensors, world)
-    return [_pack(shard_name(part.name, world.rank), part.name, share, {}, arena)] if share else []
+    bundles = bundled(share_of(part.tensors, world))
+    numbers = [None] if len(bundles) == 1 else range(len(bundles))
+    return [
+        _pack(shard_name(part.name, world.rank, number), part.name, bundle, {}, arena)
+        for number, bundle in zip(numbers, bundles, strict=False)
+    ]
 
 
 def _own_file(part: CapturedPart, rank: int) -> str:

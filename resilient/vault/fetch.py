@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import IntegrityError
+from resilient.storage.filling import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Store
 
 Result = TypeVar("Result")
@@ -40,3 +42,26 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
         # Left before the second reading: the error's frames hold the bytes of the first.
         pass
     return prove(store.get(key))
+
+
+def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arrived) -> int:
+    """Fill ``view`` with bytes of an object that ``prove`` accepts, and return how many came.
+
+    Crash: reads only.
+
+    Args:
+        store: where it is.
+        key: its key.
+        start: offset in it, bytes.
+        view: memory that nobody looks at before this has returned.
+        prove: told of each piece that came; raises IntegrityError.
+
+    Raises:
+        IntegrityError: they do not fit, twice.
+        KeyNotFound: no such object.
+        StoreError: the store failed.
+    """
+    try:
+        return fill(store, key, start, view, prove)
+    except IntegrityError:
+        return fill(store, key, start, view, prove)

@@ -119,7 +119,15 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
 
 def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
     checkpoint, parity = job.about.checkpoint, desk.limits.parity
-    return divide(desk.store, checkpoint, job.files, job.parts, job.bases, parity, glimpses)
+    return divide(
+        desk.store,
+        checkpoint,
+        job.files,
+        job.parts,
+        job.bases,
+        parity=parity,
+        glimpses=glimpses,
+    )
 
 
 def _write(desk: Desk, job: Job, division: Division) -> Receipt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from resilient.storage.buffers import new_memory
 from resilient.vault.glimpse import Glimpses
 from resilient.vault.persist import persist
 
@@ -59,7 +60,7 @@ class ThreadPersister:
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:  # noqa: ARG002 - the seam's
         """Return private memory."""
-        return memoryview(bytearray(size_bytes))
+        return new_memory(size_bytes)
 
     def submit(self, desk: Desk, job: Job) -> None:
         """Start to persist the job."""

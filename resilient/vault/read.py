@@ -7,22 +7,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
-from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
-from resilient.format.extents import Extents, chunks_touched, names_in, runs
+from resilient.format.digest import digest_file
+from resilient.format.extents import chunks_touched
 from resilient.format.names import MANIFEST
+from resilient.vault.bulk import read_ranges
 from resilient.vault.catalog import read_copy, read_manifest
+from resilient.vault.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.fetch import fetch
 from resilient.vault.mend import mend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from resilient.format.extents import Boxes, Content
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
-_NAMED_MAX = 4
+SMALL_BYTES = 8 << 20
+"""A file that is no larger is read in one piece, and one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ def read(
     """Return a checkpoint's manifest and what is wanted of ``parts``, proved.
 
     Files are read whole, but for those with a tensor of which only boxes are wanted: of them, the
-    chunks that hold something wanted, because a chunk is the smallest thing with a digest.
+    chunks that hold something wanted, because a chunk is the smallest thing with a digest. Large
+    files are read in ranges, several at once, and proved as they arrive.
 
     Crash: reads only.
 
@@ -91,13 +95,15 @@ def read(
 def _read_all(
     store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]]
 ) -> dict[str, Content]:
-    return {
-        entry.name: _read_file(store, manifest, entry)
-        if len(wanted[entry.name]) == len(entry.chunks)
-        else _read_chunks(store, manifest, entry, wanted[entry.name])
-        for entry in manifest.files
-        if entry.name in wanted
-    }
+    files = [entry for entry in manifest.files if entry.name in wanted]
+    large = {one: wanted[one.name] for one in files if not _is_small(one, wanted[one.name])}
+    small = {one.name: _read_file(store, manifest, one) for one in files if one not in large}
+    return {**small, **read_ranges(store, manifest, large)}
+
+
+def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
+    """Say whether a file is wanted whole and is not worth to be read in ranges."""
+    return entry.size_bytes <= SMALL_BYTES and len(chunks) == len(entry.chunks)
 
 
 def _mended(
@@ -152,93 +158,14 @@ def _wanted(
     }
 
 
-def _read_chunks(
-    store: Store, manifest: Manifest, entry: FileEntry, chunks: Collection[int]
-) -> Extents:
-    """Return some chunks of a file; neighbours are read together."""
-    key = manifest.key(entry.name)
-    starts, parts = [], []
-    for first, count in runs(chunks):
-        start = first * CHUNK_BYTES
-        length = min(count * CHUNK_BYTES, entry.size_bytes - start)
-        try:
-            data = store.get_range(key, start, length)
-        except KeyNotFound as error:
-            raise _missing(store, manifest, key) from error
-        _prove_chunks(manifest, entry, first, length, data)
-        starts.append(start)
-        parts.append(data)
-    return Extents(tuple(starts), tuple(parts))
-
-
-def _prove_chunks(
-    manifest: Manifest, entry: FileEntry, first: int, length: int, data: bytes
-) -> None:
-    """Raise unless ``data`` are ``length`` bytes of the file from chunk ``first`` on."""
-    key, begin = manifest.key(entry.name), first * CHUNK_BYTES
-    view = memoryview(data)
-    expected = entry.chunks[first : first + -(-length // CHUNK_BYTES)]
-    damaged = [
-        (begin + at, min(begin + at + CHUNK_BYTES, entry.size_bytes))
-        for at, digest in zip(range(0, length, CHUNK_BYTES), expected, strict=True)
-        if digest_bytes(view[at : at + CHUNK_BYTES]) != digest
-    ]
-    if damaged:
-        hit = join_names(names_in(manifest.tensors, entry.name, damaged))
-        raise IntegrityError(
-            f"`{key}`: content is not what was committed (between bytes {damaged[0][0]} and "
-            f"{damaged[-1][1]} of {entry.size_bytes}{'; in ' + hit if hit else ''})",
-            key=key,
-            tensor=hit,
-        )
-
-
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
     key = manifest.key(entry.name)
-    try:
+    with missing_is_damage(store, manifest, key):
         return fetch(store, key, lambda data: _prove(manifest, entry, data))
-    except KeyNotFound as error:
-        raise _missing(store, manifest, key) from error
-
-
-def _missing(store: Store, manifest: Manifest, key: str) -> IntegrityError:
-    """Return what is wrong with a checkpoint one of whose files is not there.
-
-    Raises:
-        KeyNotFound: nothing: rotation deletes the manifest first, and it is gone, too.
-    """
-    store.stat(manifest.checkpoint.manifest_key)
-    return IntegrityError(f"`{key}` is missing", key=key)
 
 
 def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
     if digest_file(data) == entry.proof:
         return data
-    key = manifest.key(entry.name)
-    hit = join_names(tensors_hit(manifest, entry.name, data))
-    raise IntegrityError(
-        f"`{key}`: content is not what was committed ({len(data)} of {entry.size_bytes} bytes"
-        f"{'; in ' + hit if hit else ''})",
-        key=key,
-        tensor=hit,
-    )
-
-
-def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
-    """Return the names of tensors whose bytes in ``file`` are not what was committed.
-
-    Crash: reads only.
-    """
-    return [
-        tensor.name
-        for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.file == file
-        and digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]) != one.digest
-    ]
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the first few names, comma separated, and how many more there are."""
-    more = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    where = f"{len(data)} of {entry.size_bytes} bytes"
+    raise damaged(manifest, entry, where, tensors_hit(manifest, entry.name, data))

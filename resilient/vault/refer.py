@@ -152,12 +152,13 @@ class _Match:
     place: StoredRegion
 
 
-def divide(
+def divide(  # noqa: PLR0913 - a save as one rank sees it
     store: Store,
     checkpoint: CheckpointId,
     files: Sequence[HostFile],
     parts: Sequence[PartEntry],
     bases: Sequence[Base],
+    *,
     parity: int = 0,
     glimpses: Glimpses | None = None,
 ) -> Division:

@@ -11,8 +11,8 @@ from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.names import MANIFEST, MANIFEST_COPY
 from resilient.format.shard import read_header
 from resilient.vault.catalog import read_copy, read_manifest
+from resilient.vault.damage import join_names, tensors_hit
 from resilient.vault.mend import can_mend
-from resilient.vault.read import join_names, tensors_hit
 
 if TYPE_CHECKING:
     from resilient.format.manifest import FileEntry, Manifest

@@ -99,7 +99,7 @@ def save(  # noqa: PLR0913 - what a small checkpoint may be made of
     for rank in range(ranks):
         mine = parts or parts_of(checkpoint.step)
         staged = stage(capture(checkpoint.step, mine, rank), World(rank, ranks), Arena())
-        division = divide(store, checkpoint, staged.files, staged.parts, bases, parity)
+        division = divide(store, checkpoint, staged.files, staged.parts, bases, parity=parity)
         written = write(store, checkpoint, rank, division.files, staged.parts, parity)
         receipts.append(division.complete(written))
     manifest = replace(empty_manifest(checkpoint, parent), **about)

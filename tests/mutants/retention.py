@@ -154,8 +154,8 @@ MUTANTS = [
     ),
     Mutant(
         "what rotates away under a reader is called damaged",
-        "resilient/vault/read.py",
-        "    store.stat(manifest.checkpoint.manifest_key)\n",
+        "resilient/vault/damage.py",
+        "        store.stat(manifest.checkpoint.manifest_key)\n",
         "",
         "tests/unit/vault/test_field_bugs_rotation.py",
     ),

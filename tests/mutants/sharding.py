@@ -12,16 +12,16 @@ OPTIMIZER = "tests/unit/state/test_optimizer.py"
 MUTANTS = [
     Mutant(
         "a chunk of a partial read is not proved",
-        "resilient/vault/read.py",
-        "        _prove_chunks(manifest, entry, first, length, data)\n",
-        "",
+        "resilient/vault/bulk.py",
+        "        _prove(manifest, one, begin, stop)\n",
+        "        pass\n",
         PARTS,
     ),
     Mutant(
         "only the first chunk of a run is proved",
-        "resilient/vault/read.py",
-        "        for at, digest in zip(range(0, length, CHUNK_BYTES), expected, strict=True)\n",
-        "        for at, digest in list(zip(range(0, length, CHUNK_BYTES), expected))[:1]\n",
+        "resilient/vault/bulk.py",
+        "    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES):\n",
+        "    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES)[:1]:\n",
         PARTS,
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from resilient.vault.read import join_names
+from resilient.vault.damage import join_names
 from resilient_cli.render import Answer, Table
 from resilient_cli.views.words import NONE, count, folder
 
