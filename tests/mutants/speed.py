@@ -21,8 +21,8 @@ MUTANTS = [
     Mutant(
         "threads go on after an error",
         "resilient/vault/pool.py",
-        "return None if self.failed else next(self._left, None)",
-        "return next(self._left, None)",
+        "return None if self.failed else (next(self._left),)",
+        "return (next(self._left),)",
         f"{POOL} {WRITE}",
     ),
     Mutant(
