@@ -113,7 +113,7 @@ class Checkpointer:
             self._persister.open(self._desk),
             self._desk.comms,
             ref,
-            Wanted(names, landing.boxes),
+            Wanted(names, landing.boxes, self._desk.signing),
             self._desk.limits.within_seconds,
         )
         absent = self._load(choice, parts, landing)
@@ -243,7 +243,8 @@ class Checkpointer:
         landing = Landing({name: part})
 
         def prove() -> Proved:
-            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes)
+            desk = self._desk
+            proved = read(desk.store, checkpoint, {stored}, landing.boxes, desk.signing)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved

@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, UnsavableState
+from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.format.bounds import check_manifest, check_receipt
 from resilient.format.digest import CHUNK_BYTES, FileDigest, join_chunks
 from resilient.format.document import seal, unseal
 from resilient.format.dtypes import ITEM_BYTES
@@ -111,13 +112,21 @@ class Receipt:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that ``to_json`` described."""
-        return Receipt(
-            int(value["rank"]),
-            tuple(_file(one) for one in value["files"]),
-            tuple(_tensor(one) for one in value["tensors"]),
-            tuple(PartEntry(**one) for one in value["parts"]),
-        )
+        """Return the receipt that ``to_json`` described.
+
+        Raises:
+            IntegrityError: it is none.
+        """
+        try:
+            check_receipt(value)
+            return Receipt(
+                value["rank"],
+                tuple(_file(one) for one in value["files"]),
+                tuple(_tensor(one) for one in value["tensors"]),
+                tuple(PartEntry(**one) for one in value["parts"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"this is no receipt of a rank: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,7 @@ def decode(data: bytes, key: str) -> Manifest:
             hint="pip install --upgrade resilient-train",
         )
     try:
+        check_manifest(fields)
         manifest = _from_fields(fields)
         _check(manifest, int(fields["chunk_bytes"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -225,7 +235,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(
         run_id=fields["run_id"],
         checkpoint=CheckpointId(int(fields["generation"]), int(fields["step"])),
-        parent=parse_checkpoint(parent) if parent is not None else None,
+        parent=_named(parent) if parent is not None else None,
         created_at=fields["created_at"],
         world=fields["world"],
         files=tuple(_file(one) for one in fields["files"]),
@@ -303,22 +313,6 @@ def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
 def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not holds:
         raise ValueError(what)
-
-
-def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that a manifest can hold, as plain numbers; NaN and infinity cannot.
-
-    Raises:
-        UnsavableState: one is no number.
-    """
-    plain = {}
-    for name, value in metrics.items():
-        try:
-            plain[name] = float(value)
-        except (TypeError, ValueError) as error:
-            path = f"metrics/{name}"
-            raise UnsavableState(f"`{path}` is no number: {value!r}", path=path) from error
-    return {name: value for name, value in plain.items() if math.isfinite(value)}
 
 
 def merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:

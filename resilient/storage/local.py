@@ -50,7 +50,7 @@ class LocalStore:
     not entered.
 
     Crash: what a process that dies leaves behind is a file whose name begins with ``.tmp-``,
-    which nobody sees and ``sweep_temporaries`` removes.
+    which nobody sees and ``sweep`` removes, as the next life does.
 
     Args:
         root: the folder; created by the first ``put``.
@@ -130,6 +130,23 @@ class LocalStore:
         file = self._file(key)
         with self._errors("stat", key, reading=True):
             return Entry(key, self._files.size_bytes(file))
+
+    def sweep(
+        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+    ) -> tuple[str, ...]:
+        """Remove temporary files that killed writers left; ``is_ours`` is asked by their own keys.
+
+        What they were for is not known any more, but the folder is.
+        """
+
+        def is_wanted(path: Path) -> bool:
+            return is_ours(path.relative_to(self._root).as_posix())
+
+        with self._errors("sweep", ""):
+            gone = sweep_temporaries(self._root, older_than_seconds, clock, is_wanted)
+            for folder in {path.parent for path in gone}:
+                self._remove_emptied(folder)
+        return tuple(path.relative_to(self._root).as_posix() for path in gone)
 
     def free_bytes(self) -> int | None:
         """Return what may still be written here, None if nobody knows."""
@@ -291,7 +308,12 @@ def _write_all(handle: Handle, view: memoryview) -> None:
         view = view[written:]
 
 
-def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> list[Path]:
+def sweep_temporaries(
+    root: Path,
+    older_than_seconds: float,
+    clock: Clock,
+    is_wanted: Callable[[Path], bool] = lambda _: True,
+) -> list[Path]:
     """Remove temporary files that nobody has written to for ``older_than_seconds``.
 
     A write in progress touches its file at each of its parts, so an hour is generous. Other
@@ -302,6 +324,7 @@ def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> li
         root: the folder of the store.
         older_than_seconds: age by the file system's clock, so leave room for a skew.
         clock: whose wall clock is now.
+        is_wanted: says of a temporary file whether it may go.
 
     Returns:
         The files that were removed.
@@ -311,7 +334,7 @@ def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> li
     for folder, _, names in os.walk(root, followlinks=False):
         for name in names:
             path = Path(folder, name)
-            if name.startswith(TEMPORARY) and _is_stale(path, oldest):
+            if name.startswith(TEMPORARY) and is_wanted(path) and _is_stale(path, oldest):
                 # Its writer may have been slower than we thought, and have finished just now.
                 with suppress(FileNotFoundError):
                     path.unlink()
@@ -324,4 +347,4 @@ def _is_stale(path: Path, oldest: float) -> bool:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_mtime < oldest
+    return stat.S_ISREG(status.st_mode) and status.st_mtime <= oldest

@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
-from resilient.format.manifest import Receipt, encode, merge_tensors
+from resilient.format.manifest import Receipt, decode, encode, merge_tensors
 from resilient.vault.generations import check_fence
+from resilient.vault.signing import put_signature
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.format.manifest import Manifest
+    from resilient.format.signature import SigningKey
     from resilient.storage.store import Store
 
 
@@ -34,20 +36,30 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
     )
 
 
-def commit(store: Store, manifest: Manifest) -> None:
-    """Put the manifest; from here on the checkpoint exists.
+def commit(store: Store, manifest: Manifest, key: SigningKey | None = None) -> None:
+    """Put the manifest; from here on the checkpoint exists. With a key its signature comes first.
 
     Crash: before the put the checkpoint does not exist and older ones are untouched; after it,
     it does. A store puts all of an object or none.
 
+    Args:
+        store: the repository.
+        manifest: of everything that the ranks stored.
+        key: signs the manifest; None leaves it unsigned.
+
     Raises:
         Fenced: a newer life began; nothing was committed.
+        IntegrityError: the manifest contradicts itself, or is out of bounds.
         KeyExists: this step of this life was committed before.
         StoreError: the store failed; the manifest may be there, and if so it is whole.
     """
     checkpoint = manifest.checkpoint
     check_fence(store, checkpoint.generation)
     data = encode(manifest)
+    # What no reader would take must not count as saved.
+    root = decode(data, checkpoint.manifest_key).root
+    if key is not None:
+        put_signature(store, checkpoint, root, key)
     try:
         if store.exclusive:
             store.put_new(checkpoint.manifest_key, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.format.signature import Signing
 from resilient.vault.retention import Retention
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Desk:
         limits: the bounds.
         clock: time.
         emit: where events go.
+        signing: whether what is committed is signed, and what is read must be.
     """
 
     store: Store
@@ -60,6 +62,7 @@ class Desk:
     limits: Limits
     clock: Clock
     emit: Emitter
+    signing: Signing = field(default_factory=Signing)
 
     @property
     def world(self) -> World:

@@ -113,7 +113,7 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
-    commit(desk.store, manifest)
+    commit(desk.store, manifest, desk.signing.key)
     return manifest.size_bytes
 
 

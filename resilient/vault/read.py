@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
 from resilient.format.extents import Extents, chunks_touched, names_in, runs
+from resilient.format.signature import Signing
 from resilient.vault.catalog import read_manifest
 from resilient.vault.fetch import fetch
+from resilient.vault.signing import check_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
+UNSIGNED = Signing()
 _NAMED_MAX = 4
 
 
@@ -40,6 +43,7 @@ def read(
     checkpoint: CheckpointId,
     parts: Collection[str] | None = None,
     boxes: Callable[[Manifest], Boxes] | None = None,
+    signing: Signing = UNSIGNED,
 ) -> Proved:
     """Return a checkpoint's manifest and what is wanted of ``parts``, proved.
 
@@ -53,8 +57,10 @@ def read(
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
         boxes: says which tensors are wanted only in part; called once, with the manifest.
+        signing: whether only what is signed may be read, and by which key.
 
     Raises:
+        SignatureRefused: the key has not signed it, and that is required.
         IntegrityError: the manifest or a file is damaged, short or missing; names the file and
             the tensors that it holds.
         KeyNotFound: the checkpoint has no manifest, or was rotated away while it was read.
@@ -62,6 +68,7 @@ def read(
         StoreError: the store failed, which says nothing about the checkpoint.
     """
     manifest = read_manifest(store, checkpoint)
+    check_signature(store, manifest, signing)
     wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
     return Proved(
         manifest,
@@ -135,7 +142,7 @@ def _prove_chunks(
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
     key = manifest.checkpoint.key(entry.name)
     try:
-        return fetch(store, key, lambda data: _prove(manifest, entry, data))
+        return fetch(store, key, lambda data: _prove(manifest, entry, data), entry.size_bytes)
     except KeyNotFound as error:
         # Rotation deletes the manifest first: gone with it is no damage.
         store.stat(manifest.checkpoint.manifest_key)

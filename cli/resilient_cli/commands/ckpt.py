@@ -16,7 +16,9 @@ from resilient.errors import (
 from resilient.format.names import CHECKPOINTS
 from resilient.vault.catalog import lineage, read_manifest, resolve
 from resilient.vault.generations import read_generations
+from resilient.vault.records import verify_records
 from resilient_cli.commands.keeping import prune, tag, untag
+from resilient_cli.commands.signing import sign
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -26,6 +28,7 @@ from resilient_cli.places import (
     open_repository,
     output_of,
     ref_and_place,
+    signing_of,
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, Survey, survey, tags_of
@@ -37,12 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.format.names import CheckpointId
+    from resilient.format.signature import Signing
     from resilient.storage.store import Store
 
 DAMAGE_FOUND = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, tag and prune checkpoints.",
+    help="List, inspect, verify, sign, tag and prune checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,7 +55,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, tag and prune checkpoints."""
+    """List, inspect, verify, sign, tag and prune checkpoints."""
 
 
 @app.command()
@@ -93,7 +97,7 @@ def inspect(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Ref = None,
     place: Place = None,
@@ -103,9 +107,19 @@ def verify(
     level: Annotated[
         Level,
         typer.Option(
-            help="quick: presence and sizes; full: every byte; deep: also every file's own header."
+            help="quick: presence and sizes; full: every byte; deep: also regions, headers, "
+            "documents, and whether records, tags and checkpoints fit each other."
         ),
     ] = Level.FULL,
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            envvar="RESILIENT_REQUIRE_SIGNATURE",
+            help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
+            "signed counts as damaged.",
+        ),
+    ] = False,
 ) -> int:
     """Hold the latest, one or all checkpoints against what was committed.
 
@@ -117,21 +131,28 @@ def verify(
     if every and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    signing = signing_of(is_required=require_signature)
     store = open_repository(place, repo)
     found = committed_of(store)
     chosen = found if every or not found else [resolve(store, ref or "latest")]
-    surveys = survey(store, chosen, level)
-    resume = _first_intact(store, surveys, level)
-    show(verification(store.url, surveys, resume, level), output_of(ctx))
-    return _verdict(store, surveys, resume)
+    surveys = survey(store, chosen, level, signing)
+    resume = _first_intact(store, surveys, level, signing)
+    records = verify_records(store, level.value)
+    show(verification(store.url, surveys, resume, level, records), output_of(ctx))
+    is_damaged = any(one.severity == "damaged" for one in records)
+    return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
 
 
-def _first_intact(store: Store, known: Sequence[Survey], level: Level) -> CheckpointId | None:
+def _first_intact(
+    store: Store, known: Sequence[Survey], level: Level, signing: Signing
+) -> CheckpointId | None:
     """Return where training would resume; reads further candidates only until one is intact."""
     states = {one.checkpoint: one.intact for one in known}
     for candidate in lineage(store).candidates:
         if candidate not in states:
-            states |= {one.checkpoint: one.intact for one in survey(store, [candidate], level)}
+            states |= {
+                one.checkpoint: one.intact for one in survey(store, [candidate], level, signing)
+            }
         if states.get(candidate):
             return candidate
     return None
@@ -154,5 +175,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (tag, untag, prune):
+for _command in (tag, untag, prune, sign):
     app.command()(_command)
