@@ -11,7 +11,7 @@ from resilient.format.regions import whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.storage.open import open_store
 from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.generations import claim, mark_committed
+from resilient.vault.generations import claim
 from resilient.vault.write import write
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ def write_run(folder: Path, lives: list[tuple[CheckpointId | None, list[int]]]) 
                 {"epoch": 0, "samples": step * 8}, {"eval_loss": abs(20 - step) / 10},
             )  # fmt: skip
             commit(store, gather_receipts(about, [receipt]))
-        if steps:
-            mark_committed(store, life.number)
 
 
 def write_usual_run(folder: Path) -> None:
@@ -69,7 +67,7 @@ _PARTS = (
 
 
 def _files(step: int) -> list[HostFile]:
-    state = b'{"model":{"step":%d},"optimizer":{"step":%d}}\n' % (step, step)
+    state = b'{"step":%d}\n' % step
     return [
         _tensor_file("model", step),
         _tensor_file("optimizer", step),

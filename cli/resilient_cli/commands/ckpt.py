@@ -13,7 +13,7 @@ from resilient.errors import (
     NothingToResume,
     UsageError,
 )
-from resilient.format.names import CHECKPOINTS
+from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.catalog import lineage, read_manifest, resolve
 from resilient.vault.generations import read_generations
 from resilient.vault.records import verify_records
@@ -69,9 +69,10 @@ def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     """
     store = open_repository(place, repo)
     found = committed_of(store)
-    surveys = survey(ListedStore(store, CHECKPOINTS), found, Level.QUICK)
+    listed = ListedStore(store, CHECKPOINTS, GENERATIONS, TAGS)
+    surveys = survey(listed, found, Level.QUICK)
     everything = Listing(
-        store.url, surveys, lineage(store), read_generations(store), tags_of(store)
+        store.url, surveys, lineage(listed), read_generations(listed), tags_of(listed)
     )
     show(listing(everything, SystemClock().now_iso()), output_of(ctx))
 

@@ -15,6 +15,8 @@ from models import DieAfter, Dies, make_trainer
 from resilient.errors import IncompatibleCheckpoint
 from resilient.storage.local import LocalStore
 from resilient.vault.catalog import committed, lineage, read_manifest
+from resilient.vault.records import verify_records
+from resilient.vault.verify import verify
 
 OPTIONS = {"max_steps": 6, "save_steps": 2, "logging_steps": 2}
 NEWEST = "checkpoint-4-g1"
@@ -108,6 +110,12 @@ def test_probe_what_was_done_to_the_newest_is_told_and_the_run_ends_with_the_sam
     said = capsys.readouterr().err
     assert f"skipped {NEWEST}" in said
     assert name in said
+
+
+def test_what_a_trainer_saves_contradicts_itself_nowhere(dead_after_four):
+    store = LocalStore(dead_after_four)
+    assert [finding for one in committed(store) for finding in verify(store, one, "deep")] == []
+    assert verify_records(store, "deep") == []
 
 
 def test_probe_an_optimizer_that_is_not_in_the_checkpoint_is_refused_and_not_begun_afresh(folder):
