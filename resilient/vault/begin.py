@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.errors import ResilientError
 from resilient.format.names import is_file_name, parse_checkpoint
-from resilient.storage.local import TEMPORARY
 from resilient.storage.store import Sweepable
+from resilient.storage.temporaries import TEMPORARY
 from resilient.vault.abilities import check_abilities
 from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim

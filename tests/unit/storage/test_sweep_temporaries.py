@@ -6,7 +6,8 @@ from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
 from resilient.events import Emitter
 from resilient.state.capture import Part
-from resilient.storage.local import LocalStore, sweep_temporaries
+from resilient.storage.local import LocalStore
+from resilient.storage.temporaries import sweep_temporaries
 from resilient.vault.desk import Desk, Limits
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
