@@ -1,8 +1,9 @@
 """A signature of a manifest: who holds the key says that this checkpoint is its own.
 
 HMAC-SHA-256 (RFC 2104) over the manifest's root, which is the SHA-256 of everything that the
-manifest says: which checkpoint, of which run, and the digest of every file. It lies beside the
-manifest in a sealed document of its own, because a manifest can say nothing about its own root.
+manifest says, and over the SHA-256 of every file, because the manifest's own digests of files
+find damage and not forgery. It lies beside the manifest in a sealed document of its own: a
+manifest can say nothing about its own root.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, IntegrityError, SignatureRefused
-from resilient.format.bounds import having, number, text
-from resilient.format.document import seal, unseal
+from resilient.format.bounds import having, number, plain, text
+from resilient.format.document import canonical, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ _ALGORITHM = "hmac-sha256"
 _SIGNED = b"resilient manifest root\n"
 _NAMED = b"resilient key id\n"
 _KEY_ID_LENGTH = 16
-_FIELDS = having(checkpoint=text, manifest=text, algorithm=text, key_id=text, mac=text)
+_FIELDS = having(checkpoint=text, manifest=text, algorithm=text, key_id=text, mac=text, files=plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ class SigningKey:
         """A fingerprint: tells keys apart and says nothing about the secret."""
         return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
 
-    def mac(self, root: str) -> str:
-        """Return the signature of a manifest's root, in hex."""
-        return hmac.new(self.secret, _SIGNED + root.encode(), hashlib.sha256).hexdigest()
+    def mac(self, root: str, files: Mapping[str, str]) -> str:
+        """Return the signature of a manifest's root and its files' SHA-256, in hex."""
+        signed = _SIGNED + canonical({"manifest": root, "files": dict(files)})
+        return hmac.new(self.secret, signed, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,10 @@ class Signing:
         return Signing(key, is_required)
 
 
-def encode_signature(key: SigningKey, checkpoint: CheckpointId, root: str) -> bytes:
-    """Return the document that signs the manifest with this root."""
+def encode_signature(
+    key: SigningKey, checkpoint: CheckpointId, root: str, files: Mapping[str, str]
+) -> bytes:
+    """Return the document that signs the manifest with this root, and files by their SHA-256."""
     return seal(
         {
             "format": FORMAT,
@@ -102,7 +106,8 @@ def encode_signature(key: SigningKey, checkpoint: CheckpointId, root: str) -> by
             "manifest": root,
             "algorithm": _ALGORITHM,
             "key_id": key.key_id,
-            "mac": key.mac(root),
+            "files": dict(files),
+            "mac": key.mac(root, files),
         }
     )
 
@@ -126,7 +131,7 @@ def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
     return fields
 
 
-def check_mac(fields: Mapping[str, Any], key: SigningKey, root: str) -> None:
+def check_mac(fields: Mapping[str, Any], key: SigningKey) -> None:
     """Hold a signature against the key, in constant time.
 
     Raises:
@@ -136,7 +141,8 @@ def check_mac(fields: Mapping[str, Any], key: SigningKey, root: str) -> None:
         raise SignatureRefused(
             f"it was signed with another key ({fields['key_id']}; this one is {key.key_id})"
         )
-    if not hmac.compare_digest(str(fields["mac"]).encode(), key.mac(root).encode()):
+    expected = key.mac(fields["manifest"], fields["files"])
+    if not hmac.compare_digest(str(fields["mac"]).encode(), expected.encode()):
         raise SignatureRefused(
             f"its signature does not fit: whoever wrote it did not have the key {key.key_id}"
         )

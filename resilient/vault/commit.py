@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.format.manifest import Manifest
-    from resilient.format.signature import SigningKey
     from resilient.storage.store import Store
+    from resilient.vault.signing import Signature
 
 
 def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
@@ -36,8 +36,8 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
     )
 
 
-def commit(store: Store, manifest: Manifest, key: SigningKey | None = None) -> None:
-    """Put the manifest; from here on the checkpoint exists. With a key its signature comes first.
+def commit(store: Store, manifest: Manifest, signature: Signature | None = None) -> None:
+    """Put the manifest; from here on the checkpoint exists. A signature comes before it.
 
     Crash: before the put the checkpoint does not exist and older ones are untouched; after it,
     it does. A store puts all of an object or none.
@@ -45,7 +45,7 @@ def commit(store: Store, manifest: Manifest, key: SigningKey | None = None) -> N
     Args:
         store: the repository.
         manifest: of everything that the ranks stored.
-        key: signs the manifest; None leaves it unsigned.
+        signature: what to sign it with; None leaves it unsigned.
 
     Raises:
         Fenced: a newer life began; nothing was committed.
@@ -58,8 +58,8 @@ def commit(store: Store, manifest: Manifest, key: SigningKey | None = None) -> N
     data = encode(manifest)
     # What no reader would take must not count as saved.
     root = decode(data, checkpoint.manifest_key).root
-    if key is not None:
-        put_signature(store, checkpoint, root, key)
+    if signature is not None:
+        put_signature(store, checkpoint, root, signature)
     try:
         if store.exclusive:
             store.put_new(checkpoint.manifest_key, data)

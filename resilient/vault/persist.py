@@ -21,6 +21,7 @@ from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.generations import mark_committed
 from resilient.vault.rotate import discard, rotate
+from resilient.vault.signing import Signature, digests_of
 from resilient.vault.space import require_space
 from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
@@ -77,7 +78,7 @@ def persist(desk: Desk, job: Job) -> Receipt:
         size_bytes = agree(
             desk.comms,
             job.topic,
-            _shown(checkpoint, mine),
+            _shown(desk, job, mine),
             lambda shown: _commit(desk, job, shown),
             desk.limits.within_seconds,
         )
@@ -100,10 +101,14 @@ def persist(desk: Desk, job: Job) -> Receipt:
     return mine
 
 
-def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Failure:
     if isinstance(mine, Failure):
         return mine
-    return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
+    return {
+        "checkpoint": job.about.checkpoint.folder,
+        "receipt": mine.to_json(),
+        "signed": digests_of(job.files) if desk.signing.key else {},
+    }
 
 
 def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
@@ -113,7 +118,9 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
-    commit(desk.store, manifest, desk.signing.key)
+    key = desk.signing.key
+    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    commit(desk.store, manifest, Signature(key, files) if key else None)
     return manifest.size_bytes
 
 

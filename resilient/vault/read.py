@@ -11,7 +11,7 @@ from resilient.format.extents import Extents, chunks_touched, names_in, runs
 from resilient.format.signature import Signing
 from resilient.vault.catalog import read_manifest
 from resilient.vault.fetch import fetch
-from resilient.vault.signing import check_signature
+from resilient.vault.signing import check_contents, check_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -57,7 +57,8 @@ def read(
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
         boxes: says which tensors are wanted only in part; called once, with the manifest.
-        signing: whether only what is signed may be read, and by which key.
+        signing: whether only what is signed may be read, and by which key; files are then read
+            whole.
 
     Raises:
         SignatureRefused: the key has not signed it, and that is required.
@@ -68,9 +69,11 @@ def read(
         StoreError: the store failed, which says nothing about the checkpoint.
     """
     manifest = read_manifest(store, checkpoint)
-    check_signature(store, manifest, signing)
-    wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
-    return Proved(
+    signed = check_signature(store, manifest, signing)
+    # What was signed of a file can only be held against all of it.
+    in_part = boxes(manifest) if boxes and signed is None else {}
+    wanted = _wanted(manifest, parts, in_part)
+    proved = Proved(
         manifest,
         {
             entry.name: _read_file(store, manifest, entry)
@@ -80,6 +83,9 @@ def read(
             if entry.name in wanted
         },
     )
+    if signed is not None:
+        check_contents(checkpoint, signed, proved.files)
+    return proved
 
 
 def _wanted(

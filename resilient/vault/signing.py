@@ -7,22 +7,45 @@ try at the same step cannot take the signature of the first away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError, KeyNotFound, SignatureRefused
-from resilient.format.document import RECORD_BYTES_MAX
+from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.names import signature_name
 from resilient.format.signature import check_mac, decode_signature, encode_signature
 from resilient.vault.fetch import fetch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
+    from resilient.format.shard import HostFile
     from resilient.format.signature import Signing, SigningKey
     from resilient.storage.store import Store
 
 
-def put_signature(store: Store, checkpoint: CheckpointId, root: str, key: SigningKey) -> None:
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a commit is signed with.
+
+    Attributes:
+        key: signs.
+        files: SHA-256 in hex of every file, by name.
+    """
+
+    key: SigningKey
+    files: Mapping[str, str]
+
+
+def digests_of(files: Iterable[HostFile]) -> dict[str, str]:
+    """Return the SHA-256 in hex of files in host memory, by name."""
+    return {file.name: hashlib.sha256(file.data).hexdigest() for file in files}
+
+
+def put_signature(store: Store, checkpoint: CheckpointId, root: str, signature: Signature) -> None:
     """Store the signature of the manifest with this root.
 
     Crash: the signature is there, whole, or not; without the manifest it means nothing.
@@ -31,16 +54,16 @@ def put_signature(store: Store, checkpoint: CheckpointId, root: str, key: Signin
         store: the repository.
         checkpoint: which one.
         root: of its manifest.
-        key: signs.
+        signature: the key, and what it signs besides.
 
     Raises:
         StoreError: the store failed.
     """
-    document = encode_signature(key, checkpoint, root)
+    document = encode_signature(signature.key, checkpoint, root, signature.files)
     store.put(checkpoint.key(signature_name(root)), document)
 
 
-def check_signature(store: Store, manifest: Manifest, signing: Signing) -> None:
+def check_signature(store: Store, manifest: Manifest, signing: Signing) -> Mapping[str, str] | None:
     """Refuse a checkpoint that the key has not signed, if a signature is required.
 
     Crash: reads only.
@@ -50,26 +73,53 @@ def check_signature(store: Store, manifest: Manifest, signing: Signing) -> None:
         manifest: as it was read; its root is proved.
         signing: what is asked for.
 
+    Returns:
+        SHA-256 by file name as signed, for ``check_contents``; None if nothing is required.
+
     Raises:
         SignatureRefused: it is not signed, with another key, or its signature does not fit.
         StoreError: the store failed.
     """
     if not signing.is_required or signing.key is None:
-        return
+        return None
     checkpoint = manifest.checkpoint
     way_out = f"if you trust it: resilient ckpt sign {checkpoint} {store.url}"
     key = checkpoint.key(signature_name(manifest.root))
     try:
         fields = fetch(
-            store, key, lambda data: decode_signature(data, key, manifest.root), RECORD_BYTES_MAX
+            store, key, lambda data: decode_signature(data, key, manifest.root), DOCUMENT_BYTES_MAX
         )
-        check_mac(fields, signing.key, manifest.root)
+        check_mac(fields, signing.key)
     except KeyNotFound as error:
         raise SignatureRefused(
             f"{checkpoint} is not signed, and a signature is required; {way_out}", key=key
         ) from error
     except IntegrityError as error:
         raise SignatureRefused(f"{checkpoint}: {error.message}; {way_out}", key=key) from error
+    files: Mapping[str, str] = fields["files"]
+    return files
+
+
+def check_contents(
+    checkpoint: CheckpointId, stated: Mapping[str, str], contents: Mapping[str, Any]
+) -> None:
+    """Hold whole files against what was signed of them.
+
+    Args:
+        checkpoint: whose files; for the message.
+        stated: what ``check_signature`` returned.
+        contents: whole content by file name.
+
+    Raises:
+        SignatureRefused: a file is not what was signed, or nothing was signed of it.
+    """
+    for name, content in contents.items():
+        if hashlib.sha256(content).hexdigest() != stated.get(name):
+            key = checkpoint.key(name)
+            raise SignatureRefused(
+                f"`{key}` is not the file that was signed, though its digest in the manifest fits",
+                key=key,
+            )
 
 
 def signature_problem(store: Store, manifest: Manifest) -> str:
@@ -84,7 +134,9 @@ def signature_problem(store: Store, manifest: Manifest) -> str:
     """
     key = manifest.checkpoint.key(signature_name(manifest.root))
     try:
-        fetch(store, key, lambda data: decode_signature(data, key, manifest.root), RECORD_BYTES_MAX)
+        fetch(
+            store, key, lambda data: decode_signature(data, key, manifest.root), DOCUMENT_BYTES_MAX
+        )
     except KeyNotFound:
         return ""
     except IntegrityError as error:

@@ -16,9 +16,11 @@ from resilient.format.names import signature_name
 from resilient.vault.catalog import read_manifest
 from resilient.vault.deep import problems_of
 from resilient.vault.read import UNSIGNED, join_names, tensors_hit
-from resilient.vault.signing import check_signature, signature_problem
+from resilient.vault.signing import check_contents, check_signature, signature_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.names import CheckpointId
     from resilient.format.signature import Signing
@@ -77,7 +79,7 @@ def verify(
     except IncompatibleCheckpoint as error:
         return [Finding("manifest.json", "", error.message, "warning", fix=error.hint)]
     looks_at_signature = signing.is_required or level != "quick"
-    findings = _verify_signature(store, manifest, signing) if looks_at_signature else []
+    findings = _verify_signature(store, manifest, signing, level) if looks_at_signature else []
     for entry in manifest.files:
         findings += _verify_file(store, manifest, entry, level)
     return findings
@@ -109,18 +111,35 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
     return [Finding(entry.name, hit, problem, start=ranges[0][0], stop=ranges[-1][1])]
 
 
-def _verify_signature(store: Store, manifest: Manifest, signing: Signing) -> list[Finding]:
+def _verify_signature(
+    store: Store, manifest: Manifest, signing: Signing, level: Level
+) -> list[Finding]:
     """Hold the signature against the key if one is required, else only against its own seal."""
     file = signature_name(manifest.root)
     try:
-        check_signature(store, manifest, signing)
+        signed = check_signature(store, manifest, signing)
     except SignatureRefused as error:
         return [Finding(file, "", error.message)]
-    if signing.is_required:
-        return []
+    if signed is not None:
+        return [] if level == "quick" else _verify_signed(store, manifest, signed)
     problem = signature_problem(store, manifest)
     fix = f"if you trust the checkpoint: resilient ckpt sign {manifest.checkpoint} {store.url}"
     return [Finding(file, "", problem, "warning", fix=fix)] if problem else []
+
+
+def _verify_signed(store: Store, manifest: Manifest, signed: Mapping[str, str]) -> list[Finding]:
+    """Hold each file against what was signed of it; what is missing is found elsewhere."""
+    findings = []
+    for entry in manifest.files:
+        key = manifest.checkpoint.key(entry.name)
+        try:
+            if store.stat(key).size_bytes == entry.size_bytes:
+                check_contents(manifest.checkpoint, signed, {entry.name: store.get(key)})
+        except KeyNotFound:
+            continue
+        except SignatureRefused as error:
+            findings.append(Finding(entry.name, "", error.message))
+    return findings
 
 
 def _resized(entry: FileEntry, size_bytes: int) -> Finding:

@@ -15,6 +15,7 @@ from resilient.state.stage import Arena, stage
 from resilient.testing.memory import MemoryStore
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.generations import Generation, mark_committed
+from resilient.vault.signing import Signature, digests_of
 from resilient.vault.tags import Tag
 from resilient.vault.write import write
 from resilient.world.world import World
@@ -40,12 +41,13 @@ def tiny_repository() -> MemoryStore:
     store = MemoryStore()
     life = Generation(1, "0123456789abcdef", None, "start", AT, "host", "ab" * 16)
     store.put(generation_key(1), seal(life.to_json()))
-    receipts = []
+    receipts, files = [], []
     for rank in range(RANKS):
         staged = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), Arena())
         receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
+        files += staged.files
     about = replace(empty_manifest(CHECKPOINT), world={"size": RANKS, "strategy": "ddp"})
-    commit(store, gather_receipts(about, receipts), SIGNING.key)
+    commit(store, gather_receipts(about, receipts), Signature(SIGNING.key, digests_of(files)))
     mark_committed(store, 1)
     tag = Tag("release", CHECKPOINT, AT, "host", "cd" * 16)
     store.put(tag_key("release"), seal(tag.to_json()))

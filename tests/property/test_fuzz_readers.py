@@ -130,7 +130,7 @@ def read_any_shard(data: bytes) -> object:
 
 def read_any_signature(data: bytes) -> None:
     fields = decode_signature(data, "signature.json", MANIFEST.root)
-    check_mac(fields, SIGNING.key, MANIFEST.root)
+    check_mac(fields, SIGNING.key)
 
 
 def read_any_line(data: bytes) -> None:

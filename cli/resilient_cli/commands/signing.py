@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer  # noqa: TC002 - Typer reads the annotations when it runs
 
 from resilient.errors import ConfigError, IntegrityError
-from resilient.vault.catalog import read_manifest, resolve
-from resilient.vault.signing import put_signature
+from resilient.format.extents import Extents
+from resilient.format.shard import HostFile
+from resilient.vault.catalog import resolve
+from resilient.vault.read import read
+from resilient.vault.signing import Signature, digests_of, put_signature
 from resilient.vault.verify import verify
 from resilient_cli.places import (
     Place,
@@ -18,6 +23,9 @@ from resilient_cli.places import (
     signing_of,
 )
 from resilient_cli.render import Answer, Facts, show
+
+if TYPE_CHECKING:
+    from resilient.vault.read import Proved
 
 
 def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = None) -> None:
@@ -43,10 +51,18 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
             f"cannot sign {checkpoint}: `{damage[0].file}` is damaged: {damage[0].problem}",
             hint=f"resilient ckpt verify {checkpoint} {store.url}",
         )
-    root = read_manifest(store, checkpoint).root
-    put_signature(store, checkpoint, root, key)
+    proved = read(store, checkpoint)
+    root = proved.manifest.root
+    put_signature(store, checkpoint, root, Signature(key, digests_of(_whole(proved))))
     document = {"id": checkpoint.folder, "root": root, "key_id": key.key_id}
     facts = Facts(
         (("signed", checkpoint.folder), ("root", root), ("key", f"{key.key_id} (its fingerprint)"))
     )
     show(Answer("ckpt.sign", "signature", document, (facts,), (checkpoint.folder,)), output_of(ctx))
+
+
+def _whole(proved: Proved) -> list[HostFile]:
+    """Return the files that were proved just now; nothing was read in part."""
+    return [
+        HostFile(name, data) for name, data in proved.files.items() if not isinstance(data, Extents)
+    ]

@@ -32,7 +32,12 @@ from resilient.vault.desk import Desk, Limits
 from resilient.vault.read import read
 from resilient.vault.retention import Retention
 from resilient.vault.rotate import discard, rotate
-from resilient.vault.signing import check_signature, put_signature, signature_problem
+from resilient.vault.signing import (
+    Signature,
+    check_signature,
+    put_signature,
+    signature_problem,
+)
 from resilient.vault.verify import verify
 from resilient.world.comms import Comms
 from resilient.world.launch import Launch, read_launch, read_signing_key, write_launch
@@ -157,6 +162,43 @@ def test_any_other_mac_is_refused(mac):
     assert signature_problem(store, read_manifest(store, CHECKPOINT)) == ""
 
 
+@pytest.mark.parametrize("stated", [None, "0" * 64])
+def test_bytes_that_fit_the_manifest_and_are_not_those_that_were_signed_are_refused(stated):
+    """XXH3 can be made to fit; the SHA-256 of what was signed cannot."""
+    store = tiny_repository()
+    [key] = signatures(store)
+    files = json.loads(store.objects[key])["files"]
+    assert set(files) == {one.name for one in read_manifest(store, CHECKPOINT).files}
+    name = "model.r00001.safetensors"
+    files = {**files, name: stated} if stated else {n: d for n, d in files.items() if n != name}
+    root = read_manifest(store, CHECKPOINT).root
+    put_signature(store, CHECKPOINT, root, Signature(SIGNING.key, files))
+    with pytest.raises(SignatureRefused, match="not the file that was signed"):
+        read(store, CHECKPOINT, signing=SIGNING)
+    assert [one.file for one in verify(store, CHECKPOINT, "full", SIGNING)] == [name]
+    assert read(store, CHECKPOINT, {"trainer_state"}, signing=SIGNING).files
+    assert verify(store, CHECKPOINT, "full") == []
+
+
+def test_what_was_signed_of_the_files_cannot_be_changed():
+    store = tiny_repository()
+    [key] = signatures(store)
+    fields = json.loads(store.objects[key])
+    for files in ({}, {**fields["files"], "state.json": "0" * 64}):
+        store.objects[key] = resealed({**fields, "files": files})
+        with pytest.raises(SignatureRefused, match="does not fit"):
+            read(store, CHECKPOINT, signing=SIGNING)
+
+
+def test_a_signed_file_is_read_whole_though_only_a_part_of_it_is_wanted():
+    from resilient.format.regions import Region
+
+    store = tiny_repository()
+    box = {"model/weight": (Region((0,), (1,)),)}
+    proved = read(store, CHECKPOINT, {"model"}, lambda _: box, SIGNING)
+    assert len(proved.files["model.r00001.safetensors"]) > 16
+
+
 def test_a_damaged_signature_is_damage_where_it_is_required_and_else_a_warning():
     store = tiny_repository()
     [key] = signatures(store)
@@ -186,7 +228,7 @@ def committed_with(kind, at):
     manifest = replace(read_manifest(store, CHECKPOINT), checkpoint=CheckpointId(1, 8))
     faulty = FaultyStore(store, FaultPlan(0, (Fault(at, kind),)))
     try:
-        commit(faulty, manifest, SIGNING.key)
+        commit(faulty, manifest, Signature(SIGNING.key, {}))
     except (Crash, StoreUnavailable):
         return store
     return store if faulty.operations > at else None
@@ -209,9 +251,10 @@ def test_a_second_try_at_a_step_leaves_the_first_its_signature():
     """The answer to the first commit was lost, so the same step is tried again."""
     store = tiny_repository()
     first = replace(read_manifest(store, CHECKPOINT), checkpoint=CheckpointId(1, 8))
-    commit(store, first, SIGNING.key)
+    commit(store, first, Signature(SIGNING.key, {}))
+    second = replace(first, created_at="2027-01-01T00:00:00.000Z")
     with pytest.raises(KeyExists):
-        commit(store, replace(first, created_at="2027-01-01T00:00:00.000Z"), SIGNING.key)
+        commit(store, second, Signature(SIGNING.key, {}))
     assert read_manifest(store, CheckpointId(1, 8)).created_at == first.created_at
     check_signature(store, read_manifest(store, CheckpointId(1, 8)), SIGNING)
 
@@ -222,7 +265,7 @@ def test_a_signature_goes_with_its_checkpoint():
     for step in (1, 2):
         save(store, CheckpointId(1, step))
         root = read_manifest(store, CheckpointId(1, step)).root
-        put_signature(store, CheckpointId(1, step), root, SIGNING.key)
+        put_signature(store, CheckpointId(1, step), root, Signature(SIGNING.key, {}))
     rotate(store, Retention(keep_last=1), 1)
     assert [key for key in store.objects if key.startswith("checkpoint-1-")] == []
     store.delete(CheckpointId(1, 2).manifest_key)
@@ -311,3 +354,27 @@ def test_a_loop_of_ones_own_asks_for_it_with_one_argument(tmp_path, monkeypatch)
     monkeypatch.delenv("RESILIENT_SIGNING_KEY")
     with pytest.raises(ConfigError, match="no key"):
         open_checkpointer(str(tmp_path), require_signature=True)
+
+
+def test_what_every_rank_wrote_is_signed_and_every_rank_holds_it_against_that():
+    from resilient.testing.gang import run_gang
+
+    store = MemoryStore()
+
+    def rank_main(world, board, step):
+        comms = Comms(board.another(), world, f"life/{step}")
+        desk = Desk(store, comms, Limits(within_seconds=10.0), CLOCK, Emitter(CLOCK), SIGNING)
+        checkpointer = Checkpointer(desk)
+        parts = {"rng_state": Part(Values(rank=world.rank), "rank")}
+        try:
+            resumed = checkpointer.resume(parts)
+            checkpointer.save(step, parts, About())
+        finally:
+            checkpointer.close()
+        return resumed.step if resumed else None
+
+    assert run_gang(2, lambda world, board: rank_main(world, board, 1)) == [None, None]
+    assert run_gang(2, lambda world, board: rank_main(world, board, 2)) == [1, 1]
+    for checkpoint in committed(store):
+        signed = check_signature(store, read_manifest(store, checkpoint), SIGNING)
+        assert {"rng_state_0.safetensors", "rng_state_1.safetensors"} <= set(signed)
