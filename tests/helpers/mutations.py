@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.document import seal
@@ -88,7 +89,9 @@ def spoiled_value(random: Random, value: Any) -> Any:
         elif way == 3 and isinstance(holder, list):
             holder += holder[:50]
         else:
-            holder[key] = deep(random.choice((90, 300))) if way == 4 else random.choice(VALUES)
+            # A copy: the next change may be inside of it.
+            odd = deep(random.choice((90, 300))) if way == 4 else deepcopy(random.choice(VALUES))
+            holder[key] = odd
     return value
 
 
