@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test services lint types crash mutants bench all
+.PHONY: demo test services lint types crash fuzz mutants bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,6 +42,12 @@ types: $(STAMP)
 
 crash: $(STAMP)
 	$(PYTEST) tests/crash
+
+# How many spoiled inputs each reader gets, and where to begin: make fuzz RUNS=100000 SEED=1000000
+RUNS ?= 20000
+SEED ?= 0
+fuzz: $(STAMP)
+	$(PYTEST) tests/property/test_fuzz_readers.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants

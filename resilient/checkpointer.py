@@ -118,7 +118,7 @@ class Checkpointer:
             store,
             self._desk.comms,
             ref,
-            Wanted(names, landing.boxes, self._desk.limits.repair_on_restore),
+            Wanted(names, landing.boxes, self._desk.signing, self._desk.limits.repair_on_restore),
             self._desk.limits.within_seconds,
         )
         absent = self._load(choice, parts, landing)
@@ -265,8 +265,10 @@ class Checkpointer:
         landing = Landing({name: part})
 
         def prove() -> Proved:
-            mends = self._desk.limits.repair_on_restore
-            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes, mends=mends)
+            desk, mends = self._desk, self._desk.limits.repair_on_restore
+            proved = read(
+                desk.store, checkpoint, {stored}, landing.boxes, desk.signing, mends=mends
+            )
             self._tell_mended(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")

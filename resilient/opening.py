@@ -9,12 +9,13 @@ from resilient import events
 from resilient.checkpointer import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.link import persister_for
 from resilient.vault.retention import Retention
 from resilient.world.comms import Comms
-from resilient.world.launch import read_storage_options
+from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
@@ -41,6 +42,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     save_unchanged: str = "refer",
     keeper: KeeperAddress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    require_signature: bool = False,
 ) -> Checkpointer:
     """Return a checkpointer for the repository at ``url``.
 
@@ -68,10 +70,12 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
+        require_signature: read only what was signed with the key of ``RESILIENT_SIGNING_KEY`` or
+            ``RESILIENT_SIGNING_KEY_FILE``; with a key every save is signed in any case.
 
     Raises:
         ConfigError: the URL names no kind of storage that is installed, several ranks have no
-            board, or a value is not accepted.
+            board, a value is not accepted, or a signature is required and there is no key.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -90,5 +94,6 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options
-    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told)
+    signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told, signing)
     return Checkpointer(desk, persister_for(keeper, url, options))

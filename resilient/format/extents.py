@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from resilient.errors import IntegrityError
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.names import origin_of
@@ -62,10 +63,18 @@ Content = bytes | Extents
 
 
 def view_of(content: Content | memoryview, start: int, length: int) -> memoryview:
-    """Return ``length`` bytes of a file from ``start``, copying nothing."""
+    """Return ``length`` bytes of a file from ``start``, copying nothing.
+
+    Raises:
+        IntegrityError: the file ends before.
+        LookupError: they were not read.
+    """
     if isinstance(content, Extents):
         return content.view(start, length)
-    return memoryview(content)[start : start + length]
+    view = memoryview(content)[start : start + length]
+    if len(view) != length:
+        raise IntegrityError(f"a file ends before its byte {start + length}")
+    return view
 
 
 def stored_spans(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.format.bounds import check_manifest, check_receipt
 from resilient.format.checks import check
 from resilient.format.digest import CHUNK_BYTES, FileDigest
 from resilient.format.document import seal, unseal
@@ -122,14 +123,22 @@ class Receipt:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that ``to_json`` described."""
-        return Receipt(
-            int(value["rank"]),
-            tuple(_file(one) for one in value["files"]),
-            tuple(_tensor(one) for one in value["tensors"]),
-            tuple(PartEntry(**one) for one in value["parts"]),
-            tuple(ParityGroup.from_json(one) for one in value["parity"]),
-        )
+        """Return the receipt that ``to_json`` described.
+
+        Raises:
+            IntegrityError: it is none.
+        """
+        try:
+            check_receipt(value)
+            return Receipt(
+                value["rank"],
+                tuple(_file(one) for one in value["files"]),
+                tuple(_tensor(one) for one in value["tensors"]),
+                tuple(PartEntry(**one) for one in value["parts"]),
+                tuple(ParityGroup.from_json(one) for one in value["parity"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"this is no receipt of a rank: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +250,7 @@ def decode(data: bytes, key: str) -> Manifest:
             hint="pip install --upgrade resilient-train",
         )
     try:
+        check_manifest(fields)
         manifest = _from_fields(fields)
         check(manifest, int(fields["chunk_bytes"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -255,7 +265,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(
         run_id=fields["run_id"],
         checkpoint=CheckpointId(int(fields["generation"]), int(fields["step"])),
-        parent=parse_checkpoint(parent) if parent is not None else None,
+        parent=_named(parent) if parent is not None else None,
         created_at=fields["created_at"],
         world=fields["world"],
         files=tuple(_file(one) for one in fields["files"]),

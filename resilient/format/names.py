@@ -16,6 +16,7 @@
     checkpoint-120-g3/state.json
     checkpoint-120-g3/trainer_state.json
     checkpoint-120-g3/parity-0-1.r00000.parity
+    checkpoint-120-g3/signature-8c1f0a52b67d934e.json
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ STATE_DOCUMENT = "state.json"
 ABILITIES = "store-abilities.json"
 PARITY_SUFFIX = ".parity"
 
+_ROOT_LENGTH = 16
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -148,6 +150,11 @@ def parse_tag(key: str) -> str | None:
 def is_file_name(name: str) -> bool:
     """Say whether ``name`` may be a file of ours: one segment, no climbing, a known ending."""
     return _FILE.fullmatch(name) is not None
+
+
+def signature_name(root: str) -> str:
+    """Return the file that signs the manifest with this root."""
+    return f"signature-{root[:_ROOT_LENGTH]}.json"
 
 
 def shard_name(part: str, rank: int, number: int | None = None) -> str:

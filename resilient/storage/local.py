@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import stat
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import (
@@ -26,17 +23,15 @@ from resilient.storage.files import PosixFiles
 from resilient.storage.parts import Parts
 from resilient.storage.space import free_bytes_at
 from resilient.storage.store import Entry, check_key, is_key
+from resilient.storage.temporaries import TEMPORARY, SweepsTemporaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
-    from resilient.clock import Clock
     from resilient.storage.files import Files, Handle
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data
-
-TEMPORARY = ".tmp-"
-"""How the name of a file being written begins: outside the grammar of keys, so invisible."""
 
 _POSIX = PosixFiles()
 _NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
@@ -44,7 +39,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 _CREATE_TRIES_MAX = 20
 
 
-class LocalStore:
+class LocalStore(SweepsTemporaries):
     """Objects as files under one folder.
 
     What others leave in the folder is not touched: symbolic links, pipes and names outside
@@ -52,7 +47,7 @@ class LocalStore:
     not entered.
 
     Crash: what a process that dies leaves behind is a file whose name begins with ``.tmp-``,
-    which nobody sees and ``sweep_temporaries`` removes.
+    which nobody sees and ``sweep`` removes, as the next life does.
 
     Args:
         root: the folder; created by the first ``put``.
@@ -301,39 +296,3 @@ def _write_all(handle: Handle, view: memoryview) -> None:
         if written <= 0:
             raise OSError(errno.EIO, "the file takes no more bytes and gives no reason")
         view = view[written:]
-
-
-def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> list[Path]:
-    """Remove temporary files that nobody has written to for ``older_than_seconds``.
-
-    A write in progress touches its file at each of its parts, so an hour is generous. Other
-    names are not touched, and symbolic links are not followed. A store's own file that is
-    removed by mistake makes one ``put`` fail; it damages no object.
-
-    Args:
-        root: the folder of the store.
-        older_than_seconds: age by the file system's clock, so leave room for a skew.
-        clock: whose wall clock is now.
-
-    Returns:
-        The files that were removed.
-    """
-    oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
-    removed = []
-    for folder, _, names in os.walk(root, followlinks=False):
-        for name in names:
-            path = Path(folder, name)
-            if name.startswith(TEMPORARY) and _is_stale(path, oldest):
-                # Its writer may have been slower than we thought, and have finished just now.
-                with suppress(FileNotFoundError):
-                    path.unlink()
-                    removed.append(path)
-    return sorted(removed)
-
-
-def _is_stale(path: Path, oldest: float) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_mtime < oldest

@@ -131,6 +131,7 @@ class Session:
             emit=emit,
             scope=topic,
             keeper=self._keeper(),
+            require_signature=launch.require_signature,
         )
 
     def _keeper(self) -> KeeperAddress | None:

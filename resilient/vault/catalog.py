@@ -20,6 +20,7 @@ from resilient.errors import (
     RepositoryNotFound,
     UsageError,
 )
+from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import Manifest, decode
 from resilient.format.names import (
     CHECKPOINTS,
@@ -107,7 +108,7 @@ def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
         IncompatibleCheckpoint: written by a newer release.
     """
     key = checkpoint.manifest_key
-    return fetch(store, key, lambda data: decode(data, key))
+    return fetch(store, key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
@@ -122,7 +123,8 @@ def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
         IntegrityError: the copy is damaged.
         IncompatibleCheckpoint: written by a newer release.
     """
-    return fetch(store, checkpoint.copy_key, lambda data: decode(data, checkpoint.manifest_key))
+    key = checkpoint.manifest_key
+    return fetch(store, checkpoint.copy_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def lineage(

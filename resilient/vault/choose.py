@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.vault.catalog import Skipped, lineage, resolve
-from resilient.vault.read import Proved, read
+from resilient.vault.read import UNSIGNED, Proved, read
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from resilient.format.extents import Boxes
     from resilient.format.manifest import Manifest
+    from resilient.format.signature import Signing
     from resilient.storage.store import Store
     from resilient.world.comms import Comms
 
@@ -45,11 +46,13 @@ class Wanted:
     Attributes:
         parts: stored names of the parts.
         boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
+        signing: whether only what is signed may be taken, and by which key.
         mends: whether damage is computed back from parity before an older checkpoint is taken.
     """
 
     parts: Collection[str]
     boxes: Callable[[Manifest], Boxes] | None = None
+    signing: Signing = UNSIGNED
     mends: bool = False
 
 
@@ -111,7 +114,9 @@ def _try(
 
     def work() -> tuple[Proved | None, str]:
         try:
-            return read(store, checkpoint, wanted.parts, wanted.boxes, mends=wanted.mends), ""
+            return read(
+                store, checkpoint, wanted.parts, wanted.boxes, wanted.signing, mends=wanted.mends
+            ), ""
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.format.parity import check_parity
+from resilient.format.signature import Signing
 from resilient.vault.retention import Retention
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Desk:
         limits: the bounds.
         clock: time.
         emit: where events go.
+        signing: whether what is committed is signed, and what is read must be.
     """
 
     store: Store
@@ -83,6 +85,7 @@ class Desk:
     limits: Limits
     clock: Clock
     emit: Emitter
+    signing: Signing = field(default_factory=Signing)
 
     @property
     def world(self) -> World:

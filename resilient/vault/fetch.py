@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
-    """Return what ``prove`` makes of an object.
+def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_max: int) -> Result:
+    """Return what ``prove`` makes of an object, once its size was found to be within bounds.
 
     Crash: reads only.
 
@@ -30,12 +30,20 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
         store: where it is.
         key: its key.
         prove: returns a value, or raises IntegrityError.
+        size_bytes_max: what may be read into memory.
 
     Raises:
-        IntegrityError: it does not fit, twice.
+        IntegrityError: it does not fit, twice, or is larger than anything that would.
         KeyNotFound: no such object.
         StoreError: the store failed.
     """
+    size_bytes = store.stat(key).size_bytes
+    if size_bytes > size_bytes_max:
+        raise IntegrityError(
+            f"`{key}` has {size_bytes} bytes where at most {size_bytes_max} can be right; it was "
+            "not read",
+            key=key,
+        )
     try:
         return prove(store.get(key))
     except IntegrityError:

@@ -17,6 +17,8 @@ from resilient.vault.refer import Base
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -78,7 +80,7 @@ def from_json(
     """
     try:
         return _job(value, memory_of, rank)
-    except (KeyError, TypeError, ValueError, AttributeError, ResilientError) as error:
+    except _NONSENSE as error:
         raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
 
 

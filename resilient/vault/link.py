@@ -178,6 +178,7 @@ class KeeperPersister:
             limits=desk.limits.to_json(),
             events=self._address.events,
             storage_options=dict(self._address.storage_options),
+            signing_key=desk.signing.key.secret.hex() if desk.signing.key else "",
         )
         deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
         while self._ask("settle")["is_busy"] and desk.clock.monotonic_seconds() < deadline_seconds:

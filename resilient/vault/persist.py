@@ -23,6 +23,7 @@ from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import mark_committed
 from resilient.vault.refer import Division, divide
 from resilient.vault.rotate import discard, rotate
+from resilient.vault.signing import Signature, digests_of
 from resilient.vault.space import require_space
 from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
@@ -91,7 +92,7 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
         size_bytes, own_bytes = agree(
             desk.comms,
             job.topic,
-            _shown(checkpoint, mine),
+            _shown(desk, job, mine),
             lambda shown: _commit(desk, job, shown),
             desk.limits.within_seconds,
         )
@@ -118,14 +119,15 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
 
 
 def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
-    checkpoint, parity = job.about.checkpoint, desk.limits.parity
+    # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
+    bases = () if desk.signing.key else job.bases
     return divide(
         desk.store,
-        checkpoint,
+        job.about.checkpoint,
         job.files,
         job.parts,
-        job.bases,
-        parity=parity,
+        bases,
+        parity=desk.limits.parity,
         glimpses=glimpses,
     )
 
@@ -136,10 +138,14 @@ def _write(desk: Desk, job: Job, division: Division) -> Receipt:
     return division.complete(written)
 
 
-def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Failure:
     if isinstance(mine, Failure):
         return mine
-    return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
+    return {
+        "checkpoint": job.about.checkpoint.folder,
+        "receipt": mine.to_json(),
+        "signed": digests_of(job.files) if desk.signing.key else {},
+    }
 
 
 def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
@@ -153,7 +159,9 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
-    commit(desk.store, manifest)
+    key = desk.signing.key
+    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    commit(desk.store, manifest, Signature(key, files) if key else None)
     return manifest.size_bytes, manifest.own_bytes
 
 

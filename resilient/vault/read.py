@@ -10,20 +10,23 @@ from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.digest import digest_file
 from resilient.format.extents import chunks_touched
 from resilient.format.names import MANIFEST
+from resilient.format.signature import Signing
 from resilient.vault.bulk import read_ranges
 from resilient.vault.catalog import read_copy, read_manifest
 from resilient.vault.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.fetch import fetch
 from resilient.vault.mend import mend
+from resilient.vault.signing import check_contents, check_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from resilient.format.extents import Boxes, Content
-    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.format.manifest import FileEntry, Manifest, TensorEntry
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
+UNSIGNED = Signing()
 SMALL_BYTES = 8 << 20
 """A file that is no larger is read in one piece, and one after the other."""
 
@@ -48,6 +51,7 @@ def read(
     checkpoint: CheckpointId,
     parts: Collection[str] | None = None,
     boxes: Callable[[Manifest], Boxes] | None = None,
+    signing: Signing = UNSIGNED,
     *,
     mends: bool = False,
 ) -> Proved:
@@ -64,9 +68,12 @@ def read(
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
         boxes: says which tensors are wanted only in part; called once, with the manifest.
+        signing: whether only what is signed may be read, and by which key; files are then read
+            whole.
         mends: compute what is damaged back from parity, in memory, where that is possible.
 
     Raises:
+        SignatureRefused: the key has not signed it, and that is required.
         IntegrityError: the manifest or a file is damaged, short or missing; names the file and
             the tensors that it holds, and with ``mends`` why it cannot be computed back.
         KeyNotFound: the checkpoint has no manifest, or was rotated away while it was read.
@@ -74,16 +81,30 @@ def read(
         StoreError: the store failed, which says nothing about the checkpoint.
     """
     manifest, mended = _read_manifest(store, checkpoint, mends=mends)
-    wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
+    signed = check_signature(store, manifest, signing)
+    # What was signed of a file can only be held against all of it.
+    wanted = (
+        _wanted(manifest, parts, boxes(manifest) if boxes else {})
+        if signed is None
+        else _whole(manifest, parts)
+    )
+    proved = _read_or_mend(store, manifest, wanted, mends=mends)
+    if signed is not None:
+        check_contents(manifest, signed, proved.files)
+    return replace(proved, mended=(*mended, *proved.mended))
+
+
+def _read_or_mend(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], *, mends: bool
+) -> Proved:
     try:
-        return Proved(manifest, _read_all(store, manifest, wanted), mended)
+        return Proved(manifest, _read_all(store, manifest, wanted))
     except IntegrityError as error:
         if not (mends and manifest.parity):
             raise
         damage = error
     try:
-        again = _mended(store, manifest, wanted, damage.key)
-        return replace(again, mended=(*mended, *again.mended))
+        return _mended(store, manifest, wanted, damage.key)
     except IntegrityError as error:
         raise IntegrityError(
             f"{damage.message}; parity cannot give it back: {error.message}",
@@ -146,22 +167,35 @@ def _wanted(
     manifest: Manifest, parts: Collection[str] | None, boxes: Boxes
 ) -> dict[str, Collection[int]]:
     """Return the chunks to read by file name."""
-    documents = {one.document for one in manifest.parts if parts is None or one.name in parts}
-    tensors = [one for one in manifest.tensors if parts is None or one.part in parts]
-    files = documents | {region.file for one in tensors for region in one.regions}
-    whole = {one.name: range(len(one.chunks)) for one in manifest.files if one.name in files}
-    touched = chunks_touched(tensors, boxes)
+    documents = _documents(manifest, parts)
+    touched = chunks_touched(_tensors(manifest, parts), boxes)
     return {
         name: chunks if name in documents else touched.get(name, chunks)
-        for name, chunks in whole.items()
+        for name, chunks in _whole(manifest, parts).items()
         if name in documents or touched.get(name, True)
     }
+
+
+def _whole(manifest: Manifest, parts: Collection[str] | None) -> dict[str, Collection[int]]:
+    """Return all chunks of every file that holds something wanted."""
+    tensors = _tensors(manifest, parts)
+    files = _documents(manifest, parts)
+    files |= {region.file for one in tensors for region in one.regions}
+    return {one.name: range(len(one.chunks)) for one in manifest.files if one.name in files}
+
+
+def _documents(manifest: Manifest, parts: Collection[str] | None) -> set[str]:
+    return {one.document for one in manifest.parts if parts is None or one.name in parts}
+
+
+def _tensors(manifest: Manifest, parts: Collection[str] | None) -> list[TensorEntry]:
+    return [one for one in manifest.tensors if parts is None or one.part in parts]
 
 
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
     key = manifest.key(entry.name)
     with missing_is_damage(store, manifest, key):
-        return fetch(store, key, lambda data: _prove(manifest, entry, data))
+        return fetch(store, key, lambda data: _prove(manifest, entry, data), entry.size_bytes)
 
 
 def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.shared import map_file
+from resilient.storage.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from resilient.storage.filling import Arrived
-    from resilient.storage.store import Data, Entry, Store
+    from resilient.storage.store import Data, Store
     from resilient.vault.handover import Held
 
 
@@ -89,8 +90,9 @@ class RecallingStore:
         self._store.delete(key)
 
     def stat(self, key: str) -> Entry:
-        """Return what the store knows of an object."""
-        return self._store.stat(key)
+        """Return what the store knows of an object, or of a held file its length."""
+        held = self._held.get(key)
+        return Entry(key, held.proof.size_bytes) if held else self._store.stat(key)
 
     def _distrust(self, key: str) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound, NothingToResume
+from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import decode
 from resilient.format.names import MANIFEST, MANIFEST_COPY
 from resilient.vault.catalog import read_manifest
@@ -268,7 +269,7 @@ def _proved(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
         decode(data, checkpoint.manifest_key)
         return data
 
-    return fetch(store, key, prove)
+    return fetch(store, key, prove, DOCUMENT_BYTES_MAX)
 
 
 def _same_life(store: Store, other: Store, number: int) -> bool:

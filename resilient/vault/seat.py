@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.events import Emitter, Level, console, json_lines
+from resilient.format.signature import Signing, SigningKey
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.glimpse import Glimpses
@@ -52,6 +53,7 @@ class Guest:
     scope: str
     limits: Limits
     events: str
+    signing: Signing
 
 
 class Seat:
@@ -136,6 +138,7 @@ class Seat:
             scope=str(asked["scope"]),
             limits=Limits.from_json(asked["limits"]),
             events=str(asked["events"]),
+            signing=_signing(str(asked.get("signing_key", ""))),
         )
         return {}
 
@@ -179,7 +182,7 @@ class Seat:
         level = Level.INFO if guest.world.is_coordinator else Level.WARNING
         sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
         emit = Emitter(clock, tuple(sinks), dict(asked["context"]))
-        desk = Desk(guest.store, comms, guest.limits, clock, emit)
+        desk = Desk(guest.store, comms, guest.limits, clock, emit, guest.signing)
         self._verdict = None
         self._is_idle.clear()
         threading.Thread(target=self._run, args=(desk, job), name="persist", daemon=True).start()
@@ -239,3 +242,8 @@ class Seat:
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
             raise UsageError("a save is in flight")
+
+
+def _signing(secret: str) -> Signing:
+    """Return what the rank signs with; the key came over a socket that only this user may open."""
+    return Signing(SigningKey(bytes.fromhex(secret))) if secret else Signing()

@@ -31,6 +31,7 @@ EXIT_CODES = {
     "ScriptNotFound": (66, "RES-SCRIPT-404"),
     "NothingToResume": (66, "RES-RESUME-NONE"),
     "IntegrityError": (1, "RES-CKPT-DAMAGED"),
+    "SignatureRefused": (77, "RES-CKPT-SIGNATURE"),
     "NoIntactCheckpoint": (3, "RES-CKPT-NONE-INTACT"),
     "IncompatibleCheckpoint": (65, "RES-CKPT-INCOMPATIBLE"),
     "UnsavableState": (78, "RES-STATE-UNSAVABLE"),

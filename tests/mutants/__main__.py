@@ -16,7 +16,18 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import keeper, parity, refer, retention, s3, sharding, speed, spine, storage
+from tests.mutants import (
+    integrity,
+    keeper,
+    parity,
+    refer,
+    retention,
+    s3,
+    sharding,
+    speed,
+    spine,
+    storage,
+)
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -24,6 +35,7 @@ SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
+MUTANTS += integrity.MUTANTS
 
 
 def controls() -> list[Mutant]:

@@ -13,11 +13,13 @@ from resilient.errors import (
     NothingToResume,
     UsageError,
 )
-from resilient.format.names import CHECKPOINTS
+from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.catalog import lineage, read_manifest, resolve
 from resilient.vault.generations import read_generations
+from resilient.vault.records import verify_records
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
+from resilient_cli.commands.signing import sign
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -27,6 +29,7 @@ from resilient_cli.places import (
     open_repository,
     output_of,
     ref_and_place,
+    signing_of,
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 DAMAGE_FOUND = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, repair, tag and prune checkpoints.",
+    help="List, inspect, verify, repair, sign, tag and prune checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -52,7 +55,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, repair, tag and prune checkpoints."""
+    """List, inspect, verify, repair, sign, tag and prune checkpoints."""
 
 
 @app.command()
@@ -66,9 +69,10 @@ def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     """
     store = open_repository(place, repo)
     found = committed_of(store)
-    surveys = survey(ListedStore(store, CHECKPOINTS), found, Level.QUICK)
+    listed = ListedStore(store, CHECKPOINTS, GENERATIONS, TAGS)
+    surveys = survey(listed, found, Level.QUICK)
     everything = Listing(
-        store.url, surveys, lineage(store), read_generations(store), tags_of(store)
+        store.url, surveys, lineage(listed), read_generations(listed), tags_of(listed)
     )
     show(listing(everything, SystemClock().now_iso()), output_of(ctx))
 
@@ -94,7 +98,7 @@ def inspect(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Ref = None,
     place: Place = None,
@@ -104,9 +108,19 @@ def verify(
     level: Annotated[
         Level,
         typer.Option(
-            help="quick: presence and sizes; full: every byte; deep: also every file's own header."
+            help="quick: presence and sizes; full: every byte; deep: also regions, headers, "
+            "documents, and whether records, tags and checkpoints fit each other."
         ),
     ] = Level.FULL,
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            envvar="RESILIENT_REQUIRE_SIGNATURE",
+            help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
+            "signed counts as damaged.",
+        ),
+    ] = False,
 ) -> int:
     """Hold the latest, one or all checkpoints against what was committed.
 
@@ -118,13 +132,17 @@ def verify(
     if every and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    signing = signing_of(is_required=require_signature)
     store = open_repository(place, repo)
     found = committed_of(store)
     chosen = found if every or not found else [resolve(store, ref or "latest")]
-    surveys = survey(store, chosen, level)
-    resume = first_intact(store, {one.checkpoint: one.intact for one in surveys}, level)
-    show(verification(store.url, surveys, resume, level), output_of(ctx))
-    return _verdict(store, surveys, resume)
+    surveys = survey(store, chosen, level, signing)
+    states = {one.checkpoint: one.intact for one in surveys}
+    resume = first_intact(store, states, level, signing)
+    records = verify_records(store, level.value)
+    show(verification(store.url, surveys, resume, level, records), output_of(ctx))
+    is_damaged = any(one.severity == "damaged" for one in records)
+    return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
 
 
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
@@ -145,5 +163,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (repair, tag, untag, prune):
+for _command in (repair, tag, untag, prune, sign):
     app.command()(_command)
