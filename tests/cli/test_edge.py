@@ -203,7 +203,7 @@ print("\\nPROBE", status, heavy)
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["version"], ["ckpt", "--help"], ["ckpt", "ls"], ["ckpt", "ls", "--json"],
-     ["ckpt", "inspect"], ["ckpt", "verify", "--level", "deep"]],
+     ["ckpt", "inspect"], ["ckpt", "verify", "--level", "full"]],
     ids=" ".join,
 )  # fmt: skip
 def test_no_command_but_train_imports_torch_or_anything_heavy(arguments, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ CHECKPOINT = CheckpointId(1, 1)
 
 def test_any_two_files_of_the_golden_repository_are_computed_back():
     whole = {entry.key: GOLDEN.get(entry.key) for entry in GOLDEN.list()}
-    assert verify(GOLDEN, CHECKPOINT, "deep") == []
+    assert verify(GOLDEN, CHECKPOINT, "full") == []
     (group,) = read_manifest(GOLDEN, CHECKPOINT).parity
     assert len(group.shares) == 5
     for lost in combinations(group.shares, 2):

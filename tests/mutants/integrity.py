@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "what was signed of the files is not looked at",
         "resilient/vault/read.py",
-        "        check_contents(checkpoint, signed, proved.files)\n",
+        "        check_contents(manifest, signed, proved.files)\n",
         "        pass\n",
         SIGNING,
     ),
@@ -63,15 +63,15 @@ MUTANTS = [
     Mutant(
         "one part is loaded unsigned",
         "resilient/checkpointer.py",
-        "            proved = read(desk.store, checkpoint, {stored}, landing.boxes, desk.signing)\n",
-        "            proved = read(desk.store, checkpoint, {stored}, landing.boxes)\n",
+        "{stored}, landing.boxes, desk.signing, mends=mends",
+        "{stored}, landing.boxes, mends=mends",
         SIGNING,
     ),
     Mutant(
         "resume asks for no signature",
         "resilient/checkpointer.py",
-        "Wanted(names, landing.boxes, self._desk.signing)",
-        "Wanted(names, landing.boxes)",
+        "Wanted(names, landing.boxes, self._desk.signing, ",
+        "Wanted(names, landing.boxes, mends=",
         SIGNING,
     ),
     Mutant(

@@ -106,8 +106,8 @@ MUTANTS = [
     Mutant(
         "a setting is not heard: damage is mended although nobody wants it",
         "resilient/checkpointer.py",
-        "Wanted(names, landing.boxes, self._desk.limits.repair_on_restore)",
-        "Wanted(names, landing.boxes, True)",
+        "self._desk.signing, self._desk.limits.repair_on_restore)",
+        "self._desk.signing, True)",
         GANG,
     ),
     Mutant(

@@ -27,7 +27,7 @@ MUTANTS = [
     Mutant(
         "a rank reads whole files",
         "resilient/vault/read.py",
-        "    touched = chunks_touched(tensors, boxes)\n",
+        "    touched = chunks_touched(_tensors(manifest, parts), boxes)\n",
         "    touched = {}\n",
         f"{PARTS} {PLACEMENT}",
     ),

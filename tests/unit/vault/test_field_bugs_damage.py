@@ -143,11 +143,12 @@ def test_pl_20012_a_sharded_save_in_which_one_rank_dies_is_no_checkpoint(victim)
 
     def rank_main(world, board):
         checkpointer = open_one(Dying(store), world, board)
-        big = {"model": Part(Values(weight=torch.zeros(300, 600)))}
         try:
             checkpointer.resume({})
-            checkpointer.save(1, {**big, "rng_state": Part(Values(rank=0), "rank")}, About())
-            checkpointer.save(2, {**big, "rng_state": Part(Values(rank=0), "rank")}, About())
+            for step in (1, 2):
+                big = Part(Values(weight=torch.full((300, 600), float(step))))
+                own = Part(Values(rank=0), "rank")
+                checkpointer.save(step, {"model": big, "rng_state": own}, About())
             with pytest.raises(SaveFailed):
                 checkpointer.wait()
         finally:
