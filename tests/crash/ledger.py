@@ -1,0 +1,152 @@
+"""What may be on the disk at each moment, as the user of a store knows it from its answers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from little import Book
+
+from resilient.errors import KeyExists
+from resilient.format.names import MANIFEST, CheckpointId, split_checkpoint_key
+
+NOTHING = frozenset([None])
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a crash at this moment may leave.
+
+    Attributes:
+        allowed: the contents that each key may have; None: no object.
+        in_flight: what the save that is not over has stored.
+        newest: the newest acknowledged checkpoint.
+        commits: how many manifests were put so far.
+        doubtful: manifests that a killed process may or may not have put.
+        pinned: what tags were told to hold.
+        may_refuse: whether a killed process left a commit that the next life saw and the disk
+            may forget; then a resume that finds nothing refuses to start over.
+    """
+
+    allowed: dict[str, frozenset[bytes | None]]
+    in_flight: dict[str, bytes]
+    newest: CheckpointId | None = None
+    commits: int = 0
+    doubtful: frozenset[str] = frozenset()
+    pinned: frozenset[CheckpointId] = frozenset()
+    may_refuse: bool = False
+
+
+class Ledger(Book):
+    """Keeps ``Expected`` up to date and hands each one to ``note``."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.now = Expected({key: frozenset([one]) for key, one in objects.items()}, {})
+        self.note = lambda expected: None
+        self._saving: CheckpointId | None = None
+        self._lock = threading.RLock()
+
+    def called(self, key: str, content: bytes | None) -> None:
+        """A put or a delete began: both outcomes are allowed."""
+        with self._lock:
+            self._allow(key, self.now.allowed.get(key, NOTHING) | {content})
+
+    def returned(self, key: str, content: bytes | None) -> None:
+        """It returned: only one is."""
+        with self._lock:
+            in_flight, commits = self.now.in_flight, self.now.commits
+            checkpoint, name = split_checkpoint_key(key) or (None, "")
+            if checkpoint and checkpoint == self._saving and content is not None:
+                in_flight = in_flight | {key: content}
+            if name == MANIFEST and content is not None:
+                commits += 1
+            self.now = replace(self.now, in_flight=in_flight, commits=commits)
+            self._allow(key, frozenset([content]))
+
+    def refused(self, key: str, content: bytes, before: frozenset[bytes | None]) -> None:
+        """The key is taken, so this call changed nothing."""
+        with self._lock:
+            self._allow(key, before | (self.now.allowed[key] - {content}))
+
+    def saving(self, checkpoint: CheckpointId) -> None:
+        with self._lock:
+            self._saving = checkpoint
+            self._change(in_flight={})
+
+    def saved(self, checkpoint: CheckpointId) -> None:
+        with self._lock:
+            self._saving = None
+            newest = max(filter(None, (self.now.newest, checkpoint)))
+            self._change(in_flight={}, newest=newest)
+
+    def failed(self) -> None:
+        with self._lock:
+            self._saving = None
+            self._change(in_flight={})
+
+    def died(self) -> None:
+        """The process was killed; what it was doing may have happened or not, and may come yet."""
+        doubtful = {
+            key
+            for key, contents in self.now.allowed.items()
+            if len(contents) > 1 and key.endswith(f"/{MANIFEST}")
+        }
+        self._saving = None
+        doubtful |= self.now.doubtful
+        may_refuse = self.now.may_refuse or bool(doubtful)
+        self._change(in_flight={}, doubtful=frozenset(doubtful), may_refuse=may_refuse)
+
+    def lost_power(self, objects: dict[str, bytes]) -> None:
+        """The machine starts again with what is there; that is settled now."""
+        keys = self.now.allowed.keys() | objects.keys()
+        allowed = {key: frozenset([objects.get(key)]) for key in keys}
+        there = sum(key.endswith(f"/{MANIFEST}") for key in objects)
+        gone = [key for key in self.now.doubtful if key not in objects]
+        commits = max(self.now.commits - len(gone), there)
+        self._saving = None
+        self._change(allowed=allowed, in_flight={}, commits=commits, doubtful=frozenset())
+
+    def pin(self, checkpoint: CheckpointId) -> None:
+        self._change(pinned=self.now.pinned | {checkpoint})
+
+    def unpin(self, checkpoint: CheckpointId) -> None:
+        self._change(pinned=self.now.pinned - {checkpoint})
+
+    def _allow(self, key: str, contents: frozenset[bytes | None]) -> None:
+        self._change(allowed=self.now.allowed | {key: contents})
+
+    def _change(self, **fields) -> None:
+        with self._lock:
+            self.now = replace(self.now, **fields)
+            self.note(self.now)
+
+
+class NotedStore:
+    """A store whose calls and answers a ledger hears of."""
+
+    def __init__(self, store, ledger: Ledger) -> None:
+        self.url, self.exclusive = store.url, store.exclusive
+        self._store, self._ledger = store, ledger
+        self.get, self.get_range = store.get, store.get_range
+        self.list, self.stat = store.list, store.stat
+
+    def put(self, key, data) -> None:
+        content = bytes(data)
+        self._ledger.called(key, content)
+        self._store.put(key, data)
+        self._ledger.returned(key, content)
+
+    def put_new(self, key, data) -> None:
+        content, before = bytes(data), self._ledger.now.allowed.get(key, NOTHING)
+        self._ledger.called(key, content)
+        try:
+            self._store.put_new(key, data)
+        except KeyExists:
+            self._ledger.refused(key, content, before)
+            raise
+        self._ledger.returned(key, content)
+
+    def delete(self, key) -> None:
+        self._ledger.called(key, None)
+        self._store.delete(key)
+        self._ledger.returned(key, None)
