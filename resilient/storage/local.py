@@ -63,6 +63,7 @@ class LocalStore:
         self._root = root.resolve()
         self._files = files
         self._anchored = False
+        self._settled = False
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
@@ -130,6 +131,20 @@ class LocalStore:
         file = self._file(key)
         with self._errors("stat", key, reading=True):
             return Entry(key, self._files.size_bytes(file))
+
+    def settle(self) -> None:
+        """Sync every folder once, because a process that was killed may not have come to it.
+
+        Until then a power loss could take back a name that somebody has read and relied on, or
+        bring back a manifest whose files are then swept.
+
+        Crash: nothing that can be seen was changed.
+        """
+        if self._settled:
+            return
+        with self._errors("settle", ""):
+            self._settle(self._root)
+        self._settled = True
 
     def free_bytes(self) -> int | None:
         """Return what may still be written here, None if nobody knows."""
@@ -259,6 +274,14 @@ class LocalStore:
                     yield Entry(key, item.size_bytes)
             elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                 yield from self._walk(folder / item.name, f"{key}/", prefix)
+
+    def _settle(self, folder: Path) -> None:
+        for item in self._files.items(folder):
+            if item.is_folder and is_key(item.name):
+                self._settle(folder / item.name)
+        # Not made yet, or removed meanwhile: then there is nothing in it to keep.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._sync(lambda: self._files.sync_folder(folder), "")
 
     def _remove_emptied(self, folder: Path) -> None:
         # Not synced: an empty folder that comes back is no object. Not emptied or already

@@ -113,8 +113,9 @@ class ObjectServer:
                 self._late.append((number + mishap.after, effect))
         raise _answer(mishap.trouble, verb, key)
 
-    def deliver_all(self) -> None:
-        """Let everything that is still on its way arrive."""
+    def calm(self) -> None:
+        """Let everything that is still on its way arrive, and nothing more go wrong."""
+        self._plan.clear()
         self._deliver(1 << 62)
 
     def begin(self, key: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.errors import ResilientError
 from resilient.format.names import split_checkpoint_key
-from resilient.storage.store import Sweepable
+from resilient.storage.store import Sweepable, settle
 from resilient.vault.abilities import check_abilities
 from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim
@@ -36,6 +36,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
 
     def work(_shown: list[Any]) -> dict[str, Any]:
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
+        settle(desk.store)
         above = max((one.generation for one in folders_of(desk.store)), default=0)
         return claim(
             desk.store,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST, split_checkpoint_key
+from resilient.storage.store import settle
 from resilient.vault.catalog import folders_of, lineage, read_manifest
 from resilient.vault.generations import check_fence, list_numbers, read_generation
 from resilient.vault.planning import Content, Known, RotationPlan, best_by, plan_rotation
@@ -165,6 +166,8 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         StoreError: a delete failed; what is committed stays committed.
     """
     plan = found.plan
+    if plan.doomed or found.leftovers():
+        settle(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, mine)
         if list_tags(store) != found.tags:

@@ -158,7 +158,9 @@ class _Job:
         return Segment(base, first, record.steps, self.retention.keep_last)
 
     def _one_life(self, folder: Path, files: RecordingFiles, turns: Turns) -> None:
-        store = NotedStore(LocalStore(folder.joinpath(*PLACE), files), self.ledger)
+        inner = LocalStore(folder.joinpath(*PLACE), files)
+        self.ledger.see = lambda: {one.key: inner.get(one.key) for one in inner.list()}
+        store = NotedStore(inner, self.ledger)
         life = Life(store, self.retention, self.clock, self.ledger, self.ranks, turns.run)
         try:
             _live(life, files, self.draw, self.ledger)

@@ -145,9 +145,7 @@ class Checker:
         newest, first = expected.newest, facts.candidates[:1]
         if newest and (not first or first[0] < newest):
             found.append(f"2: {newest} was acknowledged; resume would take {first}")
-        missing = sum(key not in objects for key in expected.doubtful)
-        floor = min(self.keep, expected.commits - missing)
-        if len(facts.committed) < floor:
+        if len(facts.committed) < min(self.keep, expected.commits):
             found.append(f"3: {len(facts.committed)} of {expected.commits} committed are left")
         found += [
             f"4: `{key}` of a save in flight was touched"
@@ -157,7 +155,7 @@ class Checker:
         found += [
             f"4: the tag's {one} is gone" for one in expected.pinned if one not in facts.committed
         ]
-        if facts.second_life and not (facts.second_life == REFUSED and expected.may_refuse):
+        if facts.second_life:
             found.append(f"5: {facts.second_life}")
         return found + unpromised(objects, expected)
 

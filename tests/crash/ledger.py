@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from little import Book
 
 from resilient.errors import KeyExists
 from resilient.format.names import MANIFEST, CheckpointId, split_checkpoint_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOTHING = frozenset([None])
 
@@ -22,10 +26,9 @@ class Expected:
         in_flight: what the save that is not over has stored.
         newest: the newest acknowledged checkpoint.
         commits: how many manifests were put so far.
-        doubtful: manifests that a killed process may or may not have put.
+        doubtful: manifests that a killed process may have put or taken away, until the next
+            life has begun.
         pinned: what tags were told to hold.
-        may_refuse: whether a killed process left a commit that the next life saw and the disk
-            may forget; then a resume that finds nothing refuses to start over.
     """
 
     allowed: dict[str, frozenset[bytes | None]]
@@ -34,7 +37,6 @@ class Expected:
     commits: int = 0
     doubtful: frozenset[str] = frozenset()
     pinned: frozenset[CheckpointId] = frozenset()
-    may_refuse: bool = False
 
 
 class Ledger(Book):
@@ -43,6 +45,7 @@ class Ledger(Book):
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.now = Expected({key: frozenset([one]) for key, one in objects.items()}, {})
         self.note = lambda expected: None
+        self.see: Callable[[], dict[str, bytes]] | None = None
         self._saving: CheckpointId | None = None
         self._lock = threading.RLock()
 
@@ -92,17 +95,25 @@ class Ledger(Book):
             if len(contents) > 1 and key.endswith(f"/{MANIFEST}")
         }
         self._saving = None
-        doubtful |= self.now.doubtful
-        may_refuse = self.now.may_refuse or bool(doubtful)
-        self._change(in_flight={}, doubtful=frozenset(doubtful), may_refuse=may_refuse)
+        self._change(in_flight={}, doubtful=self.now.doubtful | doubtful)
+
+    def began(self, generation: int) -> None:
+        """A life began: what it has seen by then is settled."""
+        del generation
+        if self.see is None:
+            return
+        there = self.see()
+        allowed = {key: frozenset([there.get(key)]) for key in self.now.allowed}
+        more = sum(key in there for key in self.now.doubtful)
+        commits = self.now.commits + more
+        self._change(allowed=allowed, commits=commits, doubtful=frozenset())
 
     def lost_power(self, objects: dict[str, bytes]) -> None:
         """The machine starts again with what is there; that is settled now."""
         keys = self.now.allowed.keys() | objects.keys()
         allowed = {key: frozenset([objects.get(key)]) for key in keys}
         there = sum(key.endswith(f"/{MANIFEST}") for key in objects)
-        gone = [key for key in self.now.doubtful if key not in objects]
-        commits = max(self.now.commits - len(gone), there)
+        commits = max(self.now.commits, there)
         self._saving = None
         self._change(allowed=allowed, in_flight={}, commits=commits, doubtful=frozenset())
 
@@ -127,6 +138,7 @@ class NotedStore:
     def __init__(self, store, ledger: Ledger) -> None:
         self.url, self.exclusive = store.url, store.exclusive
         self._store, self._ledger = store, ledger
+        self.settle = getattr(store, "settle", lambda: None)
         self.get, self.get_range = store.get, store.get_range
         self.list, self.stat = store.list, store.stat
 

@@ -33,19 +33,23 @@ def test_no_crash_state_of_a_recorded_history_breaks_an_invariant(shard, count_s
     assert figures.second_lives * 8 > figures.visible
 
 
-@pytest.mark.parametrize("half", range(2))
-@pytest.mark.parametrize("patience", [PATIENT, IMPATIENT], ids=["asks again", "gives up"])
-def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(
-    patience, half, count_states
-):
-    figures = sweep_cases(singles(patience)[half::2])
+@pytest.mark.parametrize("third", range(3))
+def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(third, count_states):
+    figures = sweep_cases(singles(PATIENT)[third::3])
+    count_states(figures.states, figures.broken.total())
+    assert not figures.violations, figures.violations[:5]
+
+
+def test_one_trouble_at_a_request_to_an_object_store_that_gives_up_breaks_none(count_states):
+    """Every request and every trouble, but of those only every third; make crash takes all."""
+    figures = sweep_cases(singles(IMPATIENT)[::3])
     count_states(figures.states, figures.broken.total())
     assert not figures.violations, figures.violations[:5]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_several_troubles_break_no_invariant(seed, count_states):
-    figures = sweep_cases(several(seed, 300))
+def test_several_troubles_with_an_object_store_break_no_invariant(seed, count_states):
+    figures = sweep_cases(several(seed, 150))
     count_states(figures.states, figures.broken.total())
     assert not figures.violations, figures.violations[:5]
 

@@ -46,7 +46,7 @@ def test_a_late_exclusive_create_respects_who_came_first():
     with pytest.raises(StoreUnavailable):
         store.put_new("new", b"late")
     store.put_new("new", b"first")
-    server.deliver_all()
+    server.calm()
     assert server.objects["new"] == b"first"
 
 

@@ -1,0 +1,69 @@
+"""Defects that the enumeration of crash states must see."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DISK = "tests/crash/test_enumeration.py -k recorded_history"
+OBJECTS = "tests/crash/test_enumeration.py -k object_store"
+MODEL = "tests/unit/testing/test_diskstates.py"
+
+MUTANTS = [
+    Mutant(
+        "the files of a commit in doubt are deleted",
+        "resilient/vault/persist.py",
+        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
+        "    in_doubt = False\n",
+        OBJECTS,
+    ),
+    Mutant(
+        "a commit without an answer is believed",
+        "resilient/vault/commit.py",
+        "        if not _is_there(store, checkpoint.manifest_key, data):\n",
+        "        if False:\n",
+        OBJECTS,
+    ),
+    Mutant(
+        "uploads of killed writers stay",
+        "resilient/vault/begin.py",
+        "        sweep_uploads(told, life.number)\n",
+        "        pass\n",
+        OBJECTS,
+    ),
+    Mutant(
+        "a torn file is taken for a whole one",
+        "resilient/vault/read.py",
+        "    if digest_file(data) == entry.proof:\n",
+        "    if len(data) == entry.size_bytes:\n",
+        DISK,
+    ),
+    Mutant(
+        "the mark comes before the commit",
+        "resilient/vault/persist.py",
+        "    commit(desk.store, manifest)\n",
+        "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
+        "    commit(desk.store, manifest)\n",
+        DISK,
+    ),
+    Mutant(
+        "a rotation sweeps the save that other ranks have begun",
+        "resilient/vault/rotate.py",
+        "            if newest and one < newest and MANIFEST not in names\n",
+        "            if newest and one != newest and MANIFEST not in names\n",
+        DISK,
+    ),
+    Mutant(
+        "the disk of the model keeps what was not synced",
+        "resilient/testing/diskstates.py",
+        "        elif node.content != node.durable:\n",
+        "        elif False:\n",
+        MODEL,
+    ),
+    Mutant(
+        "the disk of the model keeps all names",
+        "resilient/testing/diskstates.py",
+        "        self.pending.append(change)\n",
+        "        self.durable = self.names\n",
+        MODEL,
+    ),
+]
