@@ -20,7 +20,7 @@ class Figures:
         visible: those of them that differ in what a store shows.
         lying: different disks that a disk which does not sync may leave.
         objects: runs against an object store with troubles.
-        late: commits that were given up, swept, and arrived then, as docs/guarantees.md says.
+        late: manifests that arrived after their files were gone, as docs/guarantees.md says.
         checked: comparisons with what was promised.
         second_lives: second lives that were lived to their end.
         broken: how many violations there were, by invariant.
