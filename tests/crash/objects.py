@@ -106,19 +106,19 @@ def _check(
     return [one for one in found if one not in known]
 
 
-def requests(patience_seconds: float = PATIENT) -> int:
-    """Return how many requests an undisturbed run makes."""
-    server, found = run(Case((), patience_seconds))
+def requests() -> list[str]:
+    """Return the verbs of what an undisturbed run asks for."""
+    server, found = run(Case())
     assert not found, found
-    return server.requests
+    return [verb for verb, _ in server.trace]
 
 
-def singles(patience_seconds: float) -> list[Case]:
-    """Return every trouble at every request."""
-    length = requests(patience_seconds)
+def singles(patience_seconds: float, verb: str = "") -> list[Case]:
+    """Return every trouble at every request, or at every one of one verb."""
     mishaps = [
         Mishap(at, trouble, after)
-        for at in range(length)
+        for at, asked in enumerate(requests())
+        if verb in ("", asked)
         for trouble in Trouble
         for after in (DELAYS if trouble is Trouble.LATE else (0,))
     ]
@@ -127,7 +127,7 @@ def singles(patience_seconds: float) -> list[Case]:
 
 def several(seed: int, count: int) -> list[Case]:
     """Draw cases in which two or three things go wrong."""
-    draw, length = Random(seed), requests()
+    draw, length = Random(seed), len(requests())
     cases = []
     for _ in range(count):
         mishaps = [
