@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HISTORIES_PER_TASK = 16
-CASES_PER_TASK = 200
+CASES_PER_TASK = 100
 SEEDS_APART = 1_000_000
 SAY_EVERY_SECONDS = 10
 
@@ -55,12 +55,13 @@ def sweep_histories(first: int) -> Figures:
 
 
 def tasks(given: argparse.Namespace) -> Iterator[tuple]:
-    """Return calls: first the object store's, which are counted, then histories without end."""
+    """Return calls: histories without end, and among them the object store's, which are counted."""
     cases = [*singles(PATIENT), *singles(IMPATIENT), *several(given.seed, given.objects)]
-    for at in range(0, len(cases), CASES_PER_TASK):
-        yield sweep_cases, cases[at : at + CASES_PER_TASK]
     for number in count():
         yield sweep_histories, given.seed * SEEDS_APART + number * HISTORIES_PER_TASK
+        some = cases[number * CASES_PER_TASK : (number + 1) * CASES_PER_TASK]
+        if some:
+            yield sweep_cases, some
 
 
 def sweep_all(given: argparse.Namespace) -> Figures:

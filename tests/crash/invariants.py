@@ -83,7 +83,8 @@ class Checker:
         found = self._facts.get(digest)
         if found is None:
             found = self._facts[digest] = self._find(objects)
-        if live_on and found.second_life is None:
+        # Without anything to resume from, a life may only start over.
+        if found.second_life is None and (live_on or not found.candidates):
             found.second_life = self._live_on(objects, found)
         return found
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 STATES_PER_MOMENT = 96
 LYING_STATES_PER_MOMENT = 6
 LYING_EVERY = 7
-SECOND_LIFE_EVERY = 4
-LYING_SECOND_LIFE_EVERY = 16
+SECOND_LIFE_SHARE = 0.25
+LYING_SECOND_LIFE_SHARE = 0.06
 
 
 @dataclass(slots=True)
@@ -58,9 +58,11 @@ class Sweep:
         self.expected = segment.expected
         self.checker = Checker(segment.keep)
         self.foreign = view_of(segment.base).foreign
-        self.limit, self.second_life_every = STATES_PER_MOMENT, SECOND_LIFE_EVERY
+        self.limit, self.second_life_share = STATES_PER_MOMENT, SECOND_LIFE_SHARE
         self._views: dict[int, View] = {}
-        self._shown: dict[int, int] = {}
+        # Which states a second life is tried on: a draw of its own, so that it is no rhythm.
+        self._shown: dict[int, bool] = {}
+        self._coin = Random(f"lives of {case}")
 
     def run(self) -> None:
         disk = self.disk()
@@ -97,13 +99,14 @@ class Sweep:
             if view is None:
                 view = self._views[state.digest] = view_of(state.tree)
                 self.count_state(is_new_to_a_store=view.digest not in self._shown)
-                self._shown.setdefault(view.digest, len(self._shown))
+                if view.digest not in self._shown:
+                    self._shown[view.digest] = self._coin.random() < self.second_life_share
             found[view.digest] = view
         return list(found.values())
 
     def _check(self, views: Iterable[View], at: int) -> None:
         for view in views:
-            live_on = self._shown[view.digest] % self.second_life_every == 0
+            live_on = self._shown[view.digest]
             facts = self.checker.facts(view.digest, view.objects, live_on=live_on)
             self.figures.checked += 1
             found = self.checker.violations(view.objects, facts, self.expected)
@@ -121,7 +124,7 @@ class LyingSweep(Sweep):
     def __init__(self, segment: Segment, draw: Random, figures: Figures, case: str) -> None:
         super().__init__(segment, draw, figures, f"{case}, lying")
         self.checker = LyingChecker(segment.keep)
-        self.limit, self.second_life_every = LYING_STATES_PER_MOMENT, LYING_SECOND_LIFE_EVERY
+        self.limit, self.second_life_share = LYING_STATES_PER_MOMENT, LYING_SECOND_LIFE_SHARE
 
     def disk(self) -> Disk:
         honesty = self.draw.choice((0.0, 0.5, 0.9))
