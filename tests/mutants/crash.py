@@ -8,7 +8,30 @@ DISK = "tests/crash/test_enumeration.py -k recorded_history"
 OBJECTS = "tests/crash/test_enumeration.py -k object_store"
 MODEL = "tests/unit/testing/test_diskstates.py"
 
+SETTLING = "tests/crash/test_settling.py"
+
 MUTANTS = [
+    Mutant(
+        "what a killed process left is not settled",
+        "resilient/storage/local.py",
+        "            self._settle(self._root)\n",
+        "            pass\n",
+        DISK,
+    ),
+    Mutant(
+        "a life builds on what is not settled",
+        "resilient/vault/begin.py",
+        "        settle(desk.store)\n",
+        "",
+        DISK,
+    ),
+    Mutant(
+        "a prune builds on what is not settled",
+        "resilient/vault/rotate.py",
+        "        settle(store)\n",
+        "        pass\n",
+        SETTLING,
+    ),
     Mutant(
         "the files of a commit in doubt are deleted",
         "resilient/vault/persist.py",
