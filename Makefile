@@ -46,7 +46,7 @@ STATES ?= 10000000
 KILLS ?= 2000
 
 crash: $(STAMP)
-	$(PYTEST) tests/crash --crash-doubles 20000
+	$(PYTEST) tests/crash --crash-doubles 4800 --timeout 1200
 	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
 
 mutants: $(STAMP)

@@ -19,7 +19,7 @@ def pytest_addoption(parser):
     )
 
 
-STATES_MIN, SWEEPS_MIN = 2000, 12
+STATES_MIN, SWEEPS_MIN = 100_000, 36
 
 
 def count_sweeps(terminalreporter) -> tuple[int, int, int]:
