@@ -166,8 +166,7 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         StoreError: a delete failed; what is committed stays committed.
     """
     plan = found.plan
-    if plan.doomed or found.leftovers():
-        settle(store)
+    settle(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, mine)
         if list_tags(store) != found.tags:

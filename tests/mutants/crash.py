@@ -28,8 +28,8 @@ MUTANTS = [
     Mutant(
         "a prune builds on what is not settled",
         "resilient/vault/rotate.py",
-        "        settle(store)\n",
-        "        pass\n",
+        "    settle(store)\n",
+        "",
         SETTLING,
     ),
     Mutant(
