@@ -42,15 +42,20 @@ class _File:
 class _Folder:
     names: dict[str, _File | _Folder] = field(default_factory=dict)
     durable: dict[str, _File | _Folder] = field(default_factory=dict)
-    pending: list[dict[str, _File | _Folder | None]] = field(default_factory=list)
+    pending: list[Change] = field(default_factory=list)
 
-    def change(self, change: dict[str, _File | _Folder | None]) -> None:
+    def change(self, change: Change) -> None:
         self.pending.append(change)
         _apply(self.names, change)
 
     def sync(self) -> None:
         self.durable = dict(self.names)
         self.pending = []
+
+
+Names = dict[str, _File | _Folder]
+Change = dict[str, _File | _Folder | None]
+Fate = bytes | Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ class Disk:
             case Act.REPLACE | Act.LINK:
                 if op.path[:-1] != op.target[:-1]:
                     raise NotImplementedError("this model renames within one folder only")
-                new = {op.target[-1]: folder.names[name]}
-                folder.change({name: None} | new if op.act is Act.REPLACE else new)
+                gone: Change = {name: None} if op.act is Act.REPLACE else {}
+                folder.change(gone | {op.target[-1]: folder.names[name]})
 
     def states(self, draw: Random, limit: int) -> Iterator[DiskState]:
         """Return what may be left if the power goes now: all of it, or ``limit`` drawn ones.
@@ -136,11 +141,7 @@ class Disk:
         return folder
 
 
-Names = dict[str, _File | _Folder]
-Fate = bytes | Names
-
-
-def _apply(names: Names, change: Mapping[str, _File | _Folder | None]) -> None:
+def _apply(names: Names, change: Change) -> None:
     for name, node in change.items():
         if node is None:
             names.pop(name, None)

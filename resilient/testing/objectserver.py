@@ -247,10 +247,10 @@ class ObjectClient:
             self._ask("abort", key, lambda number=number: uploads.pop(number, None))  # type: ignore[misc]
         return tuple(doomed.values())
 
-    def _list(self, prefix: str, after: str) -> list[Entry]:
+    def _list(self, prefix: str, after: str) -> tuple[Entry, ...]:
         objects = self._server.objects
         keys = sorted(key for key in objects if key.startswith(prefix) and key > after)
-        return [Entry(key, len(objects[key])) for key in keys[: self._page]]
+        return tuple(Entry(key, len(objects[key])) for key in keys[: self._page])
 
     def _find(self, key: str) -> bytes:
         if check_key(key) not in self._server.objects:
