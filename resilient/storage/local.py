@@ -23,6 +23,7 @@ from resilient.errors import (
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.errnos import kind_of
 from resilient.storage.files import PosixFiles
+from resilient.storage.settling import folders_of
 from resilient.storage.space import free_bytes_at
 from resilient.storage.store import Entry, check_key, is_key
 
@@ -108,7 +109,7 @@ class LocalStore:
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
         with self._errors("list", prefix):
-            return sorted(self._walk(self._root, "", prefix))
+            return sorted(_walk(self._files, self._root, "", prefix))
 
     def delete(self, key: str) -> None:
         """Remove the object, and the folders that it leaves empty; a missing one is no error.
@@ -135,15 +136,15 @@ class LocalStore:
     def settle(self) -> None:
         """Sync every folder once, because a process that was killed may not have come to it.
 
-        Until then a power loss could take back a name that somebody has read and relied on, or
-        bring back a manifest whose files are then swept.
-
         Crash: nothing that can be seen was changed.
         """
         if self._settled:
             return
         with self._errors("settle", ""):
-            self._settle(self._root)
+            for folder in folders_of(self._files, self._root):
+                # Not made yet, or removed meanwhile: then there is nothing in it to keep.
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
         self._settled = True
 
     def free_bytes(self) -> int | None:
@@ -264,25 +265,6 @@ class LocalStore:
                 hint=f"df -h {self._root}" if kind is StoreFull else "dmesg | tail",
             ) from error
 
-    def _walk(self, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
-        for item in self._files.items(folder):
-            key = at + item.name
-            if not is_key(key):
-                continue
-            if not item.is_folder:
-                if key.startswith(prefix):
-                    yield Entry(key, item.size_bytes)
-            elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
-                yield from self._walk(folder / item.name, f"{key}/", prefix)
-
-    def _settle(self, folder: Path) -> None:
-        for item in self._files.items(folder):
-            if item.is_folder and is_key(item.name):
-                self._settle(folder / item.name)
-        # Not made yet, or removed meanwhile: then there is nothing in it to keep.
-        with suppress(FileNotFoundError, NotADirectoryError):
-            self._sync(lambda: self._files.sync_folder(folder), "")
-
     def _remove_emptied(self, folder: Path) -> None:
         # Not synced: an empty folder that comes back is no object. Not emptied or already
         # removed by another process: the end of the way.
@@ -304,6 +286,18 @@ class LocalStore:
                 key=key,
                 hint=f"df -h {self._root}" if kind is StoreFull else f"ls -ld {self._root}",
             ) from error
+
+
+def _walk(files: Files, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
+    for item in files.items(folder):
+        key = at + item.name
+        if not is_key(key):
+            continue
+        if not item.is_folder:
+            if key.startswith(prefix):
+                yield Entry(key, item.size_bytes)
+        elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
+            yield from _walk(files, folder / item.name, f"{key}/", prefix)
 
 
 def _write_all(handle: Handle, view: memoryview) -> None:

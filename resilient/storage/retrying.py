@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
 from resilient.storage.buffers import byte_view
+from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
-from resilient.storage.store import Sweepable, settle
+from resilient.storage.store import Sweepable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

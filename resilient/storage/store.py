@@ -120,28 +120,6 @@ class Sweepable(Protocol):
         """
 
 
-@runtime_checkable
-class Settling(Protocol):
-    """A store where what a killed writer did can be seen before it is durable."""
-
-    def settle(self) -> None:
-        """Make durable whatever can be seen now; once for a process is enough.
-
-        Raises:
-            StoreError: it could not be made durable, so nothing may be built upon it.
-        """
-
-
-def settle(store: Store) -> None:
-    """Make durable what can be seen in ``store``, where that is not one and the same.
-
-    Raises:
-        StoreError: it could not be made durable.
-    """
-    if isinstance(store, Settling):
-        store.settle()
-
-
 def check_key(key: str) -> str:
     """Return ``key`` if it follows the grammar of keys.
 

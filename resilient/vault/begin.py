@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.errors import ResilientError
 from resilient.format.names import split_checkpoint_key
-from resilient.storage.store import Sweepable, settle
+from resilient.storage.settling import settle
+from resilient.storage.store import Sweepable
 from resilient.vault.abilities import check_abilities
 from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST, split_checkpoint_key
-from resilient.storage.store import settle
+from resilient.storage.settling import settle
 from resilient.vault.catalog import folders_of, lineage, read_manifest
 from resilient.vault.generations import check_fence, list_numbers, read_generation
 from resilient.vault.planning import Content, Known, RotationPlan, best_by, plan_rotation

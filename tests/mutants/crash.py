@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 DISK = "tests/crash/test_enumeration.py -k recorded_history"
 OBJECTS = "tests/crash/test_enumeration.py -k object_store"
+GIVES_UP = "tests/crash/test_enumeration.py -k gives_up"
 MODEL = "tests/unit/testing/test_diskstates.py"
 
 SETTLING = "tests/crash/test_settling.py"
@@ -14,8 +15,8 @@ MUTANTS = [
     Mutant(
         "what a killed process left is not settled",
         "resilient/storage/local.py",
-        "            self._settle(self._root)\n",
-        "            pass\n",
+        "            for folder in folders_of(self._files, self._root):\n",
+        "            for folder in ():\n",
         DISK,
     ),
     Mutant(
@@ -37,14 +38,14 @@ MUTANTS = [
         "resilient/vault/persist.py",
         "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
         "    in_doubt = False\n",
-        OBJECTS,
+        GIVES_UP,
     ),
     Mutant(
         "a commit without an answer is believed",
         "resilient/vault/commit.py",
         "        if not _is_there(store, checkpoint.manifest_key, data):\n",
         "        if False:\n",
-        OBJECTS,
+        GIVES_UP,
     ),
     Mutant(
         "uploads of killed writers stay",
