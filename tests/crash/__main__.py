@@ -87,7 +87,7 @@ def sweep_all(given: argparse.Namespace) -> Figures:
 def tell(figures: Figures, states: int, spent: float) -> None:
     rate = figures.states / max(spent, 1e-9)
     sys.stderr.write(
-        f"\r{figures.states:,} of {states:,} states, {figures.broken.total()} violations, "
+        f"\r{figures.states:,} of {states:,} states, {figures.violated} violations, "
         f"{rate:,.0f}/s, {spent:.0f} s "
     )
     sys.stderr.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 VIOLATIONS_KEPT = 20
@@ -37,7 +36,7 @@ class Figures:
     late: int = 0
     checked: int = 0
     second_lives: int = 0
-    broken: Counter[str] = field(default_factory=Counter)
+    broken: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -45,10 +44,15 @@ class Figures:
         """Different crash states."""
         return self.on_disk + self.lying + self.objects
 
+    @property
+    def violated(self) -> int:
+        """How many violations there were."""
+        return sum(self.broken.values())
+
     def blame(self, found: list[str], case: str) -> None:
         """Count violations, and keep the first few."""
         for one in found:
-            self.broken[one[0]] += 1
+            self.broken[one[0]] = self.broken.get(one[0], 0) + 1
             if len(self.violations) < VIOLATIONS_KEPT:
                 self.violations.append(f"{case}: {one}")
 
@@ -57,5 +61,6 @@ class Figures:
         for name, value in asdict(other).items():
             if isinstance(value, int):
                 setattr(self, name, getattr(self, name) + value)
-        self.broken += other.broken
+        for name, count in other.broken.items():
+            self.broken[name] = self.broken.get(name, 0) + count
         self.violations = [*self.violations, *other.violations][:VIOLATIONS_KEPT]

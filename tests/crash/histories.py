@@ -17,6 +17,7 @@ from random import Random
 from ledger import Expected, Ledger, NotedStore
 from little import Life, TickingClock
 
+from resilient.errors import ResilientError
 from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
 from resilient.storage.store import is_key
@@ -59,12 +60,14 @@ class Segment:
         expected: what the user knew then.
         steps: operations, and ``Expected`` whenever that changed.
         keep: how many checkpoints the policy keeps at least.
+        refused: how a life ended that should have gone on.
     """
 
     base: Tree
     expected: Expected
     steps: list[Op | Expected]
     keep: int
+    refused: tuple[str, ...] = ()
 
 
 def flat(tree: Tree, prefix: str = "") -> dict[str, bytes]:
@@ -137,6 +140,7 @@ class _Job:
         self.tree: Tree = {"runs": {"seven": FOREIGN}} if draw.random() < 0.8 else {}
         self.ledger, self.clock = Ledger(visible(self.tree)), TickingClock()
         self.lives_left = LIVES
+        self.refused: tuple[str, ...] = ()
 
     def until_power_is_lost(self) -> Segment:
         """Live lives that end or are killed, until the power goes."""
@@ -155,17 +159,19 @@ class _Job:
         self.tree = _one_of(base, record, self.draw)
         self.ledger.note = lambda expected: None
         self.ledger.lost_power(visible(self.tree))
-        return Segment(base, first, record.steps, self.retention.keep_last)
+        return Segment(base, first, record.steps, self.retention.keep_last, self.refused)
 
     def _one_life(self, folder: Path, files: RecordingFiles, turns: Turns) -> None:
         inner = LocalStore(folder.joinpath(*PLACE), files)
         self.ledger.see = lambda: {one.key: inner.get(one.key) for one in inner.list()}
-        store = NotedStore(inner, self.ledger)
+        store = NotedStore(inner, self.ledger, turns.turn)
         life = Life(store, self.retention, self.clock, self.ledger, self.ranks, turns.run)
         try:
             _live(life, files, self.draw, self.ledger)
         except Crash:
             self.ledger.died()
+        except ResilientError as error:
+            self.refused += (str(error),)
         files.revive()
 
 

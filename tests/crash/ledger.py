@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -133,9 +134,13 @@ class Ledger(Book):
 
 
 class NotedStore:
-    """A store whose calls and answers a ledger hears of."""
+    """A store whose calls and answers a ledger hears of.
 
-    def __init__(self, store, ledger: Ledger) -> None:
+    To tell the ledger is a turn like any other, or a record would not be the same twice.
+    """
+
+    def __init__(self, store, ledger: Ledger, turn=nullcontext) -> None:
+        self._turn = turn
         self.url, self.exclusive = store.url, store.exclusive
         self._store, self._ledger = store, ledger
         self.settle = getattr(store, "settle", lambda: None)
@@ -144,21 +149,30 @@ class NotedStore:
 
     def put(self, key, data) -> None:
         content = bytes(data)
-        self._ledger.called(key, content)
+        self._called(key, content)
         self._store.put(key, data)
-        self._ledger.returned(key, content)
+        self._returned(key, content)
 
     def put_new(self, key, data) -> None:
         content, before = bytes(data), self._ledger.now.allowed.get(key, NOTHING)
-        self._ledger.called(key, content)
+        self._called(key, content)
         try:
             self._store.put_new(key, data)
         except KeyExists:
-            self._ledger.refused(key, content, before)
+            with self._turn():
+                self._ledger.refused(key, content, before)
             raise
-        self._ledger.returned(key, content)
+        self._returned(key, content)
 
     def delete(self, key) -> None:
-        self._ledger.called(key, None)
+        self._called(key, None)
         self._store.delete(key)
-        self._ledger.returned(key, None)
+        self._returned(key, None)
+
+    def _called(self, key, content) -> None:
+        with self._turn():
+            self._ledger.called(key, content)
+
+    def _returned(self, key, content) -> None:
+        with self._turn():
+            self._ledger.returned(key, content)

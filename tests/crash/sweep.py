@@ -145,6 +145,7 @@ def sweep_history(seed: int, *, lying: bool = True) -> Figures:
     figures = Figures(histories=1)
     for number, segment in enumerate(history(seed)):
         case = f"seed {seed}, segment {number}"
+        figures.blame([f"5: a life ended: {one}" for one in segment.refused], case)
         Sweep(segment, Random(seed), figures, case).run()
         if lying:
             LyingSweep(segment, Random(seed), figures, case).run()
