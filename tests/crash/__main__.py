@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="draws histories and troubles")
     parser.add_argument("--kills", type=int, default=0, help="real processes to kill")
     parser.add_argument("--objects", type=int, default=2000, help="drawn troubles of a store")
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after; 0: never")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop each phase after; 0: never")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--only", type=int, help="one history by its seed")
@@ -97,11 +97,12 @@ def kill(given: argparse.Namespace) -> dict:
     """Kill real processes, in a process of its own that has torch."""
     command = [sys.executable, str(HERE / "kills.py")]
     command += ["--cycles", str(given.kills), "--seed", str(given.seed)]
+    command += ["--seconds", str(given.seconds)]
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
-        sys.exit(done.stderr)
+        sys.exit("no process could be killed")
     return json.loads(done.stdout)
 
 

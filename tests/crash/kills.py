@@ -203,13 +203,14 @@ def run_to_the_end(draw: Random, figures: Killed, cycles_max: int) -> None:
         shutil.rmtree(folder)
 
 
-def kill_many(seed: int, cycles: int) -> Killed:
-    """Return what ``cycles`` forks and kills showed."""
+def kill_many(seed: int, cycles: int, seconds: float = 0.0) -> Killed:
+    """Return what ``cycles`` forks and kills showed, or as many as there was time for."""
     torch.set_num_threads(1)
     figures, draw, began = Killed(seed), Random(seed), time.monotonic()
-    while figures.cycles < cycles:
+    while figures.cycles < cycles and not 0 < seconds < figures.seconds:
         run_to_the_end(draw, figures, cycles)
-    figures.seconds = round(time.monotonic() - began, 1)
+        figures.seconds = round(time.monotonic() - began, 1)
+        sys.stderr.write(f"\r{figures.cycles} of {cycles} cycles, {figures.seconds:.0f} s ")
     return figures
 
 
@@ -218,8 +219,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after; 0: never")
     given = parser.parse_args()
-    figures = kill_many(given.seed, given.cycles)
+    figures = kill_many(given.seed, given.cycles, given.seconds)
     sys.stdout.write(json.dumps(vars(figures)) + "\n")
     return 1 if figures.violations else 0
 
