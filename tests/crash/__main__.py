@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="draws histories and troubles")
     parser.add_argument("--kills", type=int, default=0, help="real processes to kill")
     parser.add_argument("--objects", type=int, default=2000, help="drawn troubles of a store")
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop each phase after; 0: never")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for each phase; 0: no end")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--only", type=int, help="one history by its seed")
