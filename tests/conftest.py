@@ -26,7 +26,7 @@ def pytest_addoption(parser):
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
 
 
-STATES_MIN, SWEEPS_MIN = 2000, 12
+STATES_MIN, SWEEPS_MIN = 100_000, 36
 
 
 def count_sweeps(terminalreporter) -> tuple[int, int, int]:

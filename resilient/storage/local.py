@@ -21,6 +21,7 @@ from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.errnos import kind_of
 from resilient.storage.files import PosixFiles
 from resilient.storage.parts import Parts
+from resilient.storage.settling import folders_of
 from resilient.storage.space import free_bytes_at
 from resilient.storage.store import Entry, check_key, is_key
 from resilient.storage.temporaries import TEMPORARY, SweepsTemporaries
@@ -62,6 +63,7 @@ class LocalStore(SweepsTemporaries):
         self._root = root.resolve()
         self._files = files
         self._anchored = False
+        self._settled = False
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
@@ -137,6 +139,20 @@ class LocalStore(SweepsTemporaries):
         with self._errors("stat", key, reading=True):
             return Entry(key, self._files.size_bytes(file))
 
+    def settle(self) -> None:
+        """Sync every folder once, because a process that was killed may not have come to it.
+
+        Crash: nothing that can be seen was changed.
+        """
+        if self._settled:
+            return
+        with self._errors("settle", ""):
+            for folder in folders_of(self._files, self._root):
+                # Not made yet, or removed meanwhile: then there is nothing in it to keep.
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
+        self._settled = True
+
     def free_bytes(self) -> int | None:
         """Return what may still be written here, None if nobody knows."""
         return free_bytes_at(self._root)
@@ -156,7 +172,7 @@ class LocalStore(SweepsTemporaries):
 
     def _write(self, folder: Path, view: memoryview, key: str, undo: ExitStack) -> Path:
         temporary, handle = self._create(folder, key)
-        undo.callback(self._discard, temporary)
+        undo.callback(_discard, self._files, temporary)
         with closing(handle):
             _write_all(handle, view)
             self._sync(handle.sync, key)
@@ -204,11 +220,6 @@ class LocalStore(SweepsTemporaries):
                 key=key,
                 hint=f"findmnt --target {self._root}",
             ) from error
-
-    def _discard(self, temporary: Path) -> None:
-        # What cannot be removed is invisible, and swept later.
-        with suppress(OSError):
-            self._files.unlink(temporary)
 
     def _sync_folders(self, folder: Path, key: str) -> None:
         # Every folder up to the root, not only those made here: another process may have made
@@ -276,6 +287,12 @@ class LocalStore(SweepsTemporaries):
                 key=key,
                 hint=f"df -h {self._root}" if kind is StoreFull else f"ls -ld {self._root}",
             ) from error
+
+
+def _discard(files: Files, temporary: Path) -> None:
+    # What cannot be removed is invisible, and swept later.
+    with suppress(OSError):
+        files.unlink(temporary)
 
 
 def _walk(files: Files, folder: Path, at: str, prefix: str) -> Iterator[Entry]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
 from resilient.storage.buffers import byte_view
 from resilient.storage.filling import fill, ranges_of
+from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
 from resilient.storage.store import Sweepable
 
@@ -111,6 +112,10 @@ class RetryingStore:
         if not isinstance(store, Sweepable):
             return ()
         return self._persist(lambda: store.sweep(is_ours, older_than_seconds, clock))
+
+    def settle(self) -> None:
+        """Make durable what can be seen, where the inner store knows of a difference."""
+        settle(self._store)
 
     def free_bytes(self) -> int | None:
         """Return what the inner store says, for the room that is left."""

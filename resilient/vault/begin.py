@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.errors import ResilientError
 from resilient.format.names import is_file_name, parse_checkpoint
+from resilient.storage.settling import settle
 from resilient.storage.store import Sweepable
 from resilient.storage.temporaries import TEMPORARY
 from resilient.vault.abilities import check_abilities
@@ -37,6 +38,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
 
     def work(_shown: list[Any]) -> dict[str, Any]:
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
+        settle(desk.store)
         above = max((one.generation for one in folders_of(desk.store)), default=0)
         return claim(
             desk.store,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST, split_checkpoint_key
+from resilient.storage.settling import settle
 from resilient.vault.catalog import folders_of, lineage
 from resilient.vault.contents import Needed, content_of, contents_of, needed_by
 from resilient.vault.generations import check_fence, list_numbers, read_generation
@@ -209,6 +210,7 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         StoreError: a delete failed; what is committed stays committed.
     """
     plan = found.plan
+    settle(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, mine)
         if list_tags(store) != found.tags:
@@ -337,10 +339,8 @@ def _unsaved_life(
         parent = read_generation(store, newest).parent
     except (IntegrityError, KeyNotFound) as error:
         return {}, f"it is unknown where life {newest} began: {error.message}"
-    return (
-        {parent: [f"life {newest} began from it and has saved nothing yet"]} if parent else {},
-        "",
-    )
+    began_from = f"life {newest} began from it and has saved nothing yet"
+    return ({parent: [began_from]} if parent else {}), ""
 
 
 def _joined(

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants import (
+    crash,
     integrity,
     keeper,
     parity,
@@ -35,7 +36,7 @@ SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
-MUTANTS += integrity.MUTANTS
+MUTANTS += integrity.MUTANTS + crash.MUTANTS
 
 
 def controls() -> list[Mutant]:
