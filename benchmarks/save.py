@@ -2,8 +2,10 @@
 
 One process, local disk, a state of AdamW (parameters and two moments, fp32). Per round and
 contender: `stall` is how long the training thread waits, `durable` how long until the bytes are
-synced. `memcpy` copies the same bytes into a warm buffer, `raw` writes them in one sequential
-stream and syncs. `MEGAPARAMS` in the environment sets the size, 30 million by default.
+synced. `keeper` is ours with a keeper process; `overlap` is ours with overlap, where training
+makes a forward and backward pass in between. `memcpy` copies the same bytes into a warm buffer,
+`raw` writes them in one sequential stream and syncs. `MEGAPARAMS` in the environment sets the
+size, 30 million by default.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.harness import Report, installed
+from benchmarks.stalls import keeper_of, overlap_of, training_speed_while_persisting
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.events import CheckpointCommitted, Emitter, Event
@@ -77,10 +80,12 @@ def run(rounds: int) -> Report:
                 figures |= {f"{name}_{what}": value for what, value in measured.items()}
                 shutil.rmtree(place)
             found.append(figures)
-    return report(found[1:], state.size_bytes)  # the first round warmed the buffers
+        speed = training_speed_while_persisting(state, Path(folder), rounds)
+    # The first round warmed the buffers.
+    return report(found[1:], state.size_bytes, training_speed_while_persisting=speed)
 
 
-def report(found: list[Figures], size_bytes: int) -> Report:
+def report(found: list[Figures], size_bytes: int, **measured: float) -> Report:
     """Return the ratios of a run."""
 
     def ratio(one: str, other: str) -> float:
@@ -95,6 +100,7 @@ def report(found: list[Figures], size_bytes: int) -> Report:
         f"{name.removesuffix('_durable')}_throughput_over_raw": ratio("raw_durable", name)
         for name in durable
     }
+    ratios |= measured
     middle = {f"{name}_seconds": round(median(one[name] for one in found), 4) for name in found[0]}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     notes = {"rounds": len(found), "state_mib": size_bytes >> 20, "peak_memory_mib": peak}
@@ -110,6 +116,8 @@ def make_contenders(state: State, folder: Path) -> dict[str, Contender]:
         "torch_save": lambda place: synchronous(lambda: torch_save(state, place)),
         "dcp": lambda place: synchronous(lambda: dcp_save(state, place)),
         "dcp_async": dcp_async_of(state),
+        "keeper": keeper_of(state, folder / "keeper"),
+        "overlap": overlap_of(state.size_bytes, folder / "overlap"),
     }
     if installed("safetensors"):
         contenders["safetensors"] = lambda place: synchronous(lambda: safetensors(state, place))

@@ -160,6 +160,9 @@ class TrainingArguments(metaclass=_Named):
         metadata={"help": "endpoint, credentials and the like of repo; never shown, never saved"},
     )
     on_save_failure: str = _option("stop", "what a failed save does to training: stop, continue")
+    save_overlap: bool = _option(
+        default=True, help="copy what only the optimizer changes beside the next step"
+    )
     save_within_seconds: float = _option(600.0, "time after which a save has failed")
     grace_seconds: float = _option(
         20.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.manifest import Manifest, finite
@@ -67,6 +68,7 @@ def describe(
     )
 
 
+@cache
 def _software() -> dict[str, str]:
     names = ("resilient-train", "torch", "numpy")
     versions = {name: importlib.metadata.version(name) for name in names}

@@ -26,6 +26,8 @@ from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
@@ -43,7 +45,8 @@ class Job:
         is_first: whether this life has committed nothing yet.
         topic: names the agreement; the same on every rank and never used before.
         began_seconds: monotonic time when ``save`` was called.
-        stall_seconds: how long training waited.
+        stall_seconds: how long training has waited for it so far.
+        spoiled: why the bytes are not what they should be, told to all in place of a receipt.
     """
 
     about: Manifest
@@ -53,7 +56,8 @@ class Job:
     is_first: bool
     topic: str
     began_seconds: float
-    stall_seconds: float
+    stall_seconds: Callable[[], float]
+    spoiled: Failure | None = None
 
 
 def persist(desk: Desk, job: Job) -> Receipt:
@@ -73,7 +77,9 @@ def persist(desk: Desk, job: Job) -> Receipt:
     checkpoint = job.about.checkpoint
     try:
         require_space(desk, checkpoint, sum(len(file.data) for file in job.files), job.topic)
-        mine = attempt(lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts))
+        mine = job.spoiled or attempt(
+            lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts)
+        )
         size_bytes = agree(
             desk.comms,
             job.topic,
@@ -92,7 +98,7 @@ def persist(desk: Desk, job: Job) -> Receipt:
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
-        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds, took_seconds)
+        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds(), took_seconds)
     )
     if desk.world.is_coordinator:
         _tidy(desk, job)

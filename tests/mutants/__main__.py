@@ -16,14 +16,14 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import keeper, retention, s3, sharding, spine, storage
+from tests.mutants import keeper, overlap, retention, s3, sharding, spine, storage
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
-MUTANTS += keeper.MUTANTS + sharding.MUTANTS
+MUTANTS += keeper.MUTANTS + overlap.MUTANTS + sharding.MUTANTS
 
 
 def controls() -> list[Mutant]:
