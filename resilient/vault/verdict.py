@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.errors import Fenced, KeyNotFound, PeerFailed, SaveFailed
+from resilient.vault.space import space_topic
 from resilient.world.agreement import Failure, attempt, hear
 from resilient.world.sockets import SocketBoard
 
@@ -47,7 +48,9 @@ def _hear(desk: Desk, job: Job, address: Address | None) -> bool:
         raise PeerFailed("the keeper that would have ruled is gone")
     board = SocketBoard(address)
     try:
-        hear(desk.comms.over(board), job.topic, desk.limits.within_seconds)
+        # A save that there is no room for, or that a rank never handed over, ends at the first.
+        for topic in (space_topic(job.topic), job.topic):
+            hear(desk.comms.over(board), topic, desk.limits.within_seconds)
     finally:
         board.close()
     return True

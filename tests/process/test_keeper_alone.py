@@ -331,7 +331,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
     assert not [key for key in reads if key.endswith(".safetensors")]
     for path in keeper.shared.glob("*/0*"):
         with path.open("r+b") as file:
-            file.seek(path.stat().st_size - 1)
+            file.seek(path.stat().st_size // 2)
             file.write(b"\xa5")
     checkpoint, value, seen = resumed_weight(keeper, url, "third")
     assert (checkpoint, value) == (CheckpointId(1, 1), 1.0)
