@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError, Fenced, ResilientError, SaveFailed
-from resilient.vault.manners import step_back_alone
 from resilient.world.agreement import Failure, attempt
 
 if TYPE_CHECKING:
@@ -19,9 +18,7 @@ class Overlap:
     """At most one piece of work beside training, and the places where training waits for it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="resilient-stage", initializer=step_back_alone
-        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-stage")
         self._work: Future[None] | None = None
         self._copies: Copies | None = None
 

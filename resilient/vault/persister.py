@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from resilient.storage.memory import PrivateBuffers
-from resilient.vault.manners import step_back_alone
 from resilient.vault.persist import persist
 
 if TYPE_CHECKING:
@@ -53,9 +52,7 @@ class ThreadPersister:
     """A thread of this process: a job in flight dies with it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="resilient-persist", initializer=step_back_alone
-        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
         self._memory = PrivateBuffers()
 
