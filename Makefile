@@ -16,15 +16,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo $(DEMO)
 
-# Tests that start processes and watch the clock run alone; the others share the cores.
-ALONE := tests/process tests/s3
+# Tests that start processes and watch the clock mostly wait: two at a time, and never beside the others.
+WAITING := tests/process tests/s3
 
 test: $(STAMP)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(PYTEST) -n auto $(addprefix --ignore=,$(ALONE))
-	$(PYTEST) $(wildcard $(ALONE))
+	$(PYTEST) -n auto $(addprefix --ignore=,$(WAITING))
+	$(PYTEST) -n 2 --dist loadgroup $(wildcard $(WAITING))
 endif
 
 # The S3 server of tests/s3; they install it themselves where they can, and skip where they cannot.

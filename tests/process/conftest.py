@@ -2,10 +2,21 @@
 
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
 from agent_harness import Agent
+
+HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_are_heard():
+    """Undo a nohup or an ampersand around the tests: what they start would rightly obey it."""
+    for number, handler in HANDLERS.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

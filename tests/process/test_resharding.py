@@ -11,7 +11,12 @@ from gangs import finish, gang_of
 from reshard_worker import LAYOUTS, SAVERS
 
 WORKER = Path(__file__).with_name("reshard_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # All tests read what one gang of each size found.
+    pytest.mark.xdist_group("resharding"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -93,3 +93,10 @@ def proxy(server):
 def client(request):
     pytest.importorskip(request.param)
     return request.param
+
+
+def pytest_collection_modifyitems(items):
+    """Keep all tests of the server in one process: it takes a quarter of a minute to start."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group("s3"))

@@ -89,12 +89,14 @@ class FaultProxy:
         )
         self._loop.run_forever()
         server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        # Aborted transports close in the loop's next round.
+        # A connection that was accepted a moment ago has no task before the loop's next round, and
+        # aborted transports close in one.
         self._loop.run_until_complete(asyncio.sleep(_POLL_SECONDS))
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(_POLL_SECONDS))
         self._loop.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,6 +107,9 @@ class FaultProxy:
             back, forth = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         except OSError:
             self._reset(writer)
+            return
+        except asyncio.CancelledError:
+            writer.transport.abort()
             return
         lost = asyncio.Event()
         ways = [
