@@ -90,7 +90,7 @@ class TrainOptions:
     rendezvous: RendezvousOptions = field(default_factory=RendezvousOptions)
     patience: Patience = field(default_factory=Patience)
     wishes: Wishes = field(default_factory=Wishes)
-    host_bytes_max: int = 0
+    host_bytes_max: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, Fenced, ResilientError, SaveFailed
 from resilient.world.agreement import Failure, attempt
@@ -19,7 +19,7 @@ class Overlap:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-stage")
-        self._work: Future[None] | None = None
+        self._work: Future[Any] | None = None
         self._copies: Copies | None = None
 
     @property

@@ -36,7 +36,7 @@ class KeeperWishes:
         listen: address for the keepers of other hosts; empty for all interfaces.
     """
 
-    host_bytes_max: int = 0
+    host_bytes_max: int = -1
     listen: str = "127.0.0.1"
 
 

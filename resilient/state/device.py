@@ -28,7 +28,7 @@ class DeviceCopies:
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = copies
         device = copies[0].source.device
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for one in copies:
@@ -51,10 +51,12 @@ def lock_pages(memory: memoryview) -> int:
         0 if the driver refused; copies then hold up the thread that asks for them.
     """
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    refused = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), _PORTABLE))
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+    refused = int(runtime.cudaHostRegister(address, len(memory), _PORTABLE))
     return 0 if refused else address
 
 
 def unlock_pages(address: int) -> None:
     """Take a lock back; the memory may go then."""
-    torch.cuda.cudart().cudaHostUnregister(address)
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+    runtime.cudaHostUnregister(address)

@@ -39,8 +39,8 @@ SingleWriter = Annotated[
 HostBytesMax = Annotated[
     int,
     _option(
-        "Shared memory of this host for staged checkpoints, in bytes; 0, the default, is what "
-        "the machine has; -1 stages in the trainers and runs no keeper."
+        "Shared memory of this host for staged checkpoints, in bytes; 0 is what the machine has; "
+        "-1, the default, stages in the trainers and runs no keeper."
     ),
 ]
 StorageOptions = Annotated[
@@ -84,7 +84,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     max_restarts: MaxRestarts = 3,
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
-    host_bytes_max: HostBytesMax = 0,
+    host_bytes_max: HostBytesMax = -1,
     storage_options: StorageOptions = "",
     events: Events = "",
     dry_run: DryRun = False,
