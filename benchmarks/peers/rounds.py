@@ -22,9 +22,13 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 def chosen(makers: Mapping[str, Maker]) -> dict[str, Contender]:
     """Make the contenders that ``CONTENDERS`` names, comma separated, and raw; all by default."""
+    return {name: make() for name, make in makers.items() if name == "raw" or wants(name)}
+
+
+def wants(name: str) -> bool:
+    """Say whether ``CONTENDERS`` names this one, or nobody."""
     names = os.environ.get("CONTENDERS", "").split(",")
-    wanted = set(makers) if names == [""] else {*names, "raw"}
-    return {name: make() for name, make in makers.items() if name in wanted}
+    return names == [""] or name in names
 
 
 def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rounds:

@@ -115,6 +115,7 @@ def ours_of(training: Training, folder: Path) -> Contender:
     def save(_: Path) -> Figures:
         nonlocal step
         step += 1
+        training.change()
         stall = timed(lambda: checkpointer.save(step, parts, About()))
         # The manifest is in the store; deleting the checkpoint before this one comes after that.
         checkpointer.wait()

@@ -66,6 +66,12 @@ class Training:
         }
         return {**self.model.state_dict(), **moments}
 
+    def change(self) -> None:
+        """Change every tensor, as a training step does."""
+        with torch.no_grad():
+            for one in self.tensors().values():
+                one.add_(1)
+
     def nested(self) -> dict[str, object]:
         """Return the state as the two of torch give it."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

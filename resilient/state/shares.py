@@ -82,6 +82,8 @@ def share_of(tensors: Mapping[str, torch.Tensor], world: World) -> list[Piece]:
 
 def _split(pieces: list[Piece], ranks: int, rank: int) -> list[Piece]:
     """Return one rank's share of pieces that ``ranks`` ranks hold."""
+    if ranks == 1:
+        return pieces
     specs = [
         TensorSpec(str(number), piece.spec.dtype, piece.region.lengths)
         for number, piece in enumerate(pieces)

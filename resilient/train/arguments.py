@@ -170,6 +170,9 @@ class TrainingArguments(metaclass=_Named):
     )
     save_unchanged: str = _option("refer", "bytes that are stored already: refer, write (again)")
     on_save_failure: str = _option("stop", "what a failed save does to training: stop, continue")
+    save_overlap: bool = _option(
+        default=True, help="copy what only the optimizer changes beside the next step"
+    )
     save_within_seconds: float = _option(600.0, "time after which a save has failed")
     grace_seconds: float = _option(
         20.0,

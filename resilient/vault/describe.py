@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import platform
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import UnsavableState
@@ -69,6 +70,7 @@ def describe(
     )
 
 
+@cache
 def _software() -> dict[str, str]:
     names = ("resilient-train", "torch", "numpy")
     versions = {name: importlib.metadata.version(name) for name in names}

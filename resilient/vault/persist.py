@@ -29,6 +29,8 @@ from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
@@ -48,8 +50,9 @@ class Job:
         is_first: whether this life has committed nothing yet.
         topic: names the agreement; the same on every rank and never used before.
         began_seconds: monotonic time when ``save`` was called.
-        stall_seconds: how long training waited.
+        stall_seconds: how long training has waited for it so far.
         bases: checkpoints whose bytes may be referred to, the likeliest first.
+        spoiled: why the bytes are not what they should be, told to all in place of a receipt.
     """
 
     about: Manifest
@@ -59,8 +62,9 @@ class Job:
     is_first: bool
     topic: str
     began_seconds: float
-    stall_seconds: float
+    stall_seconds: Callable[[], float]
     bases: tuple[Base, ...] = ()
+    spoiled: Failure | None = None
 
 
 def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
@@ -86,7 +90,7 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        division: Any = attempt(lambda: _divide(desk, job, glimpses))
+        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses))
         require_space(desk, checkpoint, division, job.topic)
         mine = attempt(lambda: _write(desk, job, division))
         size_bytes, own_bytes = agree(
@@ -108,7 +112,7 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
         events.CheckpointCommitted(
-            checkpoint.folder, size_bytes, job.stall_seconds, took_seconds, own_bytes
+            checkpoint.folder, size_bytes, job.stall_seconds(), took_seconds, own_bytes
         )
     )
     if desk.world.is_coordinator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from resilient.storage.buffers import new_memory
+from resilient.storage.memory import PrivateBuffers
 from resilient.vault.glimpse import Glimpses
 from resilient.vault.persist import persist
 
@@ -23,13 +23,19 @@ class Persister(Protocol):
         """Settle what an earlier life left, and return the store to resume from. Collective."""
 
     def begin(self, topic: str) -> None:
-        """Announce the job that will have this topic, before its bytes are copied."""
+        """Announce the job that will have this topic, before its bytes are copied.
+
+        From here to ``submit`` one thread at a time may use this, and none may ``wait``.
+        """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory for a file of the jobs to come."""
+        """Return at least so much memory for a file of the jobs to come, mostly the same again.
+
+        Nobody who persists an earlier job still reads there.
+        """
 
     def submit(self, desk: Desk, job: Job) -> None:
-        """Take the job over. Collective; when this returns training goes on."""
+        """Take the job over, whose bytes are all there. Collective."""
 
     def wait(self) -> None:
         """Return when the job is durable.
@@ -50,6 +56,7 @@ class ThreadPersister:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
         self._glimpses = Glimpses()
+        self._memory = PrivateBuffers()
 
     def open(self, desk: Desk) -> Store:
         """Return the desk's own store: an earlier life left nothing here."""
@@ -58,9 +65,9 @@ class ThreadPersister:
     def begin(self, topic: str) -> None:
         """Do nothing: nobody else needs to know."""
 
-    def buffer(self, name: str, size_bytes: int) -> memoryview:  # noqa: ARG002 - the seam's
+    def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return private memory."""
-        return new_memory(size_bytes)
+        return self._memory.get(name, size_bytes)
 
     def submit(self, desk: Desk, job: Job) -> None:
         """Start to persist the job."""

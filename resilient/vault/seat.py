@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.vault.persist import Job
     from resilient.vault.room import Room, Segment
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _SLICE_SECONDS = 0.5
 
 

@@ -9,8 +9,9 @@ import torch
 
 from resilient.clock import SystemClock
 from resilient.format.manifest import Manifest
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import claim
 from resilient.vault.refer import Base, divide

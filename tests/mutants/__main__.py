@@ -20,6 +20,7 @@ from tests.mutants import (
     crash,
     integrity,
     keeper,
+    overlap,
     parity,
     refer,
     retention,
@@ -36,7 +37,7 @@ SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
-MUTANTS += integrity.MUTANTS + crash.MUTANTS
+MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS
 
 
 def controls() -> list[Mutant]:

@@ -133,18 +133,8 @@ MUTANTS = [
     Mutant(
         "two saves are in flight at once",
         "resilient/checkpointer.py",
-        "        began_seconds = self._desk.clock.monotonic_seconds()\n        self.wait()\n",
-        "        began_seconds = self._desk.clock.monotonic_seconds()\n",
-        "tests/unit/test_checkpointer.py",
-    ),
-    Mutant(
-        "staging shares memory with training",
-        "resilient/checkpointer.py",
-        "        self._persister.submit(self._desk, job)",
-        "        from resilient.vault.persist import persist\n"
-        "        late = lambda: persist(self._desk, replace(job, files=stage(capture("
-        "step, parts, 0), world, self._arena).files))\n"
-        "        self._persister._in_flight = self._persister._thread.submit(late)",
+        "            self.wait()\n            checkpoint =",
+        "            checkpoint =",
         "tests/unit/test_checkpointer.py",
     ),
     Mutant(

@@ -179,6 +179,7 @@ def a_job() -> dict[str, Any]:
         "topic": "save/1",
         "began_seconds": 1.5,
         "stall_seconds": 0.1,
+        "spoiled": None,
         "bases": [{"checkpoint": CHECKPOINT.folder, "proved": None}],
     }
 

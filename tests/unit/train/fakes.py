@@ -78,7 +78,13 @@ class MemoryCheckpointer:
             tuple(name for name in parts if name not in saved),
         )
 
-    def save(self, step, parts, about, *, keep=()):
+    def warm(self, parts):
+        pass
+
+    def before_update(self):
+        pass
+
+    def save(self, step, parts, about, *, keep=(), overlap=False):
         self.wait()
         checkpoint = CheckpointId(self.generation, step)
         assert checkpoint not in self.repository.checkpoints
