@@ -14,7 +14,7 @@ or a Failure, the coordinator rules, everyone obeys. It never uses the collectiv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -31,7 +31,7 @@ from resilient.state.stage import draft, stage
 from resilient.state.steady import steady_memory
 from resilient.vault import catalog, facts
 from resilient.vault.begin import begin
-from resilient.vault.choose import Choice, Wanted, choose
+from resilient.vault.choose import Choice, Resumed, Wanted, choose
 from resilient.vault.describe import About, describe
 from resilient.vault.link import persister_for
 from resilient.vault.persist import Job
@@ -47,25 +47,6 @@ if TYPE_CHECKING:
     from resilient.vault.persister import Persister
 
 _BASES_MAX = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """What a life goes on from.
-
-    Attributes:
-        checkpoint: the one that all ranks proved and loaded.
-        step: its step.
-        config: the configuration of the run that saved it.
-        world_size: how many ranks saved it.
-        absent: parts that were asked for and that it does not hold.
-    """
-
-    checkpoint: CheckpointId
-    step: int
-    config: Mapping[str, Any]
-    world_size: int
-    absent: tuple[str, ...]
 
 
 class Checkpointer:

@@ -17,11 +17,12 @@ from resilient.train.reporting import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.checkpointer import About, Checkpointer, Resumed
+    from resilient.checkpointer import About, Checkpointer
     from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.state import TrainerState
+    from resilient.vault.choose import Resumed
 
 _WARM_AT = 2
 

@@ -12,7 +12,7 @@ from resilient.vault.read import UNSIGNED, Proved, read
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from resilient.format.extents import Boxes
     from resilient.format.manifest import Manifest
@@ -37,6 +37,25 @@ class Choice:
     def checkpoint(self) -> CheckpointId | None:
         """The checkpoint that was chosen."""
         return self.proved.manifest.checkpoint if self.proved else None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a life goes on from.
+
+    Attributes:
+        checkpoint: the one that all ranks proved and loaded.
+        step: its step.
+        config: the configuration of the run that saved it.
+        world_size: how many ranks saved it.
+        absent: parts that were asked for and that it does not hold.
+    """
+
+    checkpoint: CheckpointId
+    step: int
+    config: Mapping[str, Any]
+    world_size: int
+    absent: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,9 @@ class Life:
                 files = files_of(self.step, 0, 1)
                 first = not self._committed
                 topic = f"save/{self._saves}"
-                job = Job(about, files, parts_of(0), self.best, first, topic, 0.0, float, self._bases)
+                job = Job(
+                    about, files, parts_of(0), self.best, first, topic, 0.0, float, self._bases
+                )
                 persist(self.desk, job)
             else:
                 self._save_together(about)

@@ -23,9 +23,10 @@ from resilient.format.manifest import StoredRegion, TensorEntry
 from resilient.format.names import CheckpointId
 from resilient.format.regions import Region
 from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.optimizer import NamedOptimizer
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.vault.catalog import committed, read_manifest

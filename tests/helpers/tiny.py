@@ -10,8 +10,9 @@ from manifests import Values, empty_manifest
 from resilient.format.document import seal
 from resilient.format.names import ABILITIES, CheckpointId, generation_key, tag_key
 from resilient.format.signature import Signing
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.generations import Generation, mark_committed

@@ -70,8 +70,8 @@ MUTANTS = [
     Mutant(
         "what is spoiled is written all the same",
         "resilient/vault/persist.py",
-        "        mine = job.spoiled or attempt(",
-        "        mine = attempt(",
+        "        division: Any = job.spoiled or attempt(",
+        "        division: Any = attempt(",
         f"{OVERLAP} -k spoils",
     ),
     Mutant(

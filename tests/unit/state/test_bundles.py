@@ -11,12 +11,13 @@ from manifests import Values, empty_manifest
 from resilient.format.names import CheckpointId, is_file_name, shard_name
 from resilient.format.regions import whole
 from resilient.state import bundles
+from resilient.state.arena import Arena
 from resilient.state.bundles import FILE_BYTES_MAX, FILE_BYTES_MIN, FILES_MIN, bundled
 from resilient.state.capture import Part, capture
 from resilient.state.load import load
 from resilient.state.partition import TensorSpec
 from resilient.state.shares import Piece
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.read import read

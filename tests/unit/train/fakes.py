@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from resilient.checkpointer import Resumed
 from resilient.errors import IntegrityError, KeyNotFound, SaveFailed
 from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.vault.choose import Resumed
 
 
 def frozen(value):

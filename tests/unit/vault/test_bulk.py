@@ -13,9 +13,10 @@ from resilient.format import shard
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.extents import view_of
 from resilient.format.names import CheckpointId
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.load import assemble, load
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.storage.buffers import MEMORY_ALIGNMENT
 from resilient.storage.local import LocalStore
 from resilient.storage.parts import Parts

@@ -17,9 +17,10 @@ from resilient.format.extents import Extents
 from resilient.format.manifest import decode, encode
 from resilient.format.names import CheckpointId
 from resilient.format.regions import Region
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.load import assemble
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.storage.shared import SharedFolder, map_file
 from resilient.testing.memory import MemoryStore
 from resilient.vault import glimpse, refer

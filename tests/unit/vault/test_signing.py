@@ -122,8 +122,9 @@ def forged(store):
     """Change a weight as somebody would who can write to the store and has no key."""
     import torch
 
+    from resilient.state.arena import Arena
     from resilient.state.capture import capture
-    from resilient.state.stage import Arena, stage
+    from resilient.state.stage import stage
     from resilient.vault.commit import gather_receipts
     from resilient.vault.write import write
 
