@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test services lint types crash mutants bench all
+.PHONY: demo test services lint types crash fuzz mutants bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,8 +40,20 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# The figures of docs/guarantees.md. A violation is printed with the command that makes it again.
+SEED ?= 1
+STATES ?= 10000000
+KILLS ?= 2000
+
 crash: $(STAMP)
-	$(PYTEST) tests/crash
+	$(PYTEST) tests/crash --crash-doubles 4800 --timeout 1200
+	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
+
+# How many spoiled inputs each reader gets, and where to begin: make fuzz RUNS=100000 SEED=1000000
+RUNS ?= 20000
+SEED ?= 0
+fuzz: $(STAMP)
+	$(PYTEST) tests/property/test_fuzz_readers.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
@@ -49,5 +61,7 @@ mutants: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json
 	$(BIN)/python -m benchmarks loop --json
+	$(BIN)/python -m benchmarks save --json
+	$(BIN)/python -m benchmarks load --json
 
 all: lint types test mutants

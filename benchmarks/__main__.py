@@ -14,7 +14,7 @@ from pathlib import Path
 NAMES = sorted(
     path.stem
     for path in Path(__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "__main__", "harness")
+    if path.stem not in ("__init__", "__main__", "harness", "stalls")
 )
 
 

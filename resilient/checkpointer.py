@@ -5,30 +5,38 @@
     capture -> stage -> | write -> agree -> commit -> rotate      (keeper process, or a thread)
     training waits      | training goes on
 
+    capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
+    training waits                                 | forward, backward, before_update(), step
+
 Saving and resuming use one agreement (:mod:`resilient.world.agreement`): everyone shows a value
 or a Failure, the coordinator rules, everyone obeys. It never uses the collective backend.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
-from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.clock import Stopwatch
+from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
 from resilient.format.extents import held_bytes
 from resilient.format.names import CheckpointId
+from resilient.overlap import Overlap
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.landing import Landing
 from resilient.state.load import absent_parts, load, stored_name
-from resilient.state.stage import Arena, stage
-from resilient.vault import catalog
+from resilient.state.stage import draft, stage
+from resilient.state.steady import steady_memory
+from resilient.vault import catalog, facts
 from resilient.vault.begin import begin
-from resilient.vault.choose import Choice, Wanted, choose
+from resilient.vault.choose import Choice, Resumed, Wanted, choose
 from resilient.vault.describe import About, describe
 from resilient.vault.link import persister_for
 from resilient.vault.persist import Job
 from resilient.vault.read import Proved, read
+from resilient.vault.refer import Base, base_of
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -38,24 +46,7 @@ if TYPE_CHECKING:
     from resilient.vault.generations import Generation
     from resilient.vault.persister import Persister
 
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """What a life goes on from.
-
-    Attributes:
-        checkpoint: the one that all ranks proved and loaded.
-        step: its step.
-        config: the configuration of the run that saved it.
-        world_size: how many ranks saved it.
-        absent: parts that were asked for and that it does not hold.
-    """
-
-    checkpoint: CheckpointId
-    step: int
-    config: Mapping[str, Any]
-    world_size: int
-    absent: tuple[str, ...]
+_BASES_MAX = 8
 
 
 class Checkpointer:
@@ -71,10 +62,13 @@ class Checkpointer:
         self._desk = desk
         self._persister = persister or persister_for(None, "", {})
         self._arena = Arena(self._persister.buffer)
+        self._overlap = Overlap()
+        self._stall = Stopwatch(desk.clock)
         self._life: Generation | None = None
         self._saves = 0
         self._saved: set[CheckpointId] = set()
         self._pending: CheckpointId | None = None
+        self._bases: tuple[Base, ...] = ()
         self._loads = 0
 
     @property
@@ -109,11 +103,12 @@ class Checkpointer:
         began_seconds = self._desk.clock.monotonic_seconds()
         rank, landing = self._desk.world.rank, Landing(parts)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
+        store = self._persister.open(self._desk)
         choice = choose(
-            self._persister.open(self._desk),
+            store,
             self._desk.comms,
             ref,
-            Wanted(names, landing.boxes),
+            Wanted(names, landing.boxes, self._desk.signing, self._desk.limits.repair_on_restore),
             self._desk.limits.within_seconds,
         )
         absent = self._load(choice, parts, landing)
@@ -121,6 +116,8 @@ class Checkpointer:
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
             return None
+        self._tell_mended(choice.proved)
+        self._bases = (base_of(choice.proved, store),)
         manifest = choice.proved.manifest
         took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
         size_bytes = held_bytes(choice.proved.files)
@@ -130,6 +127,12 @@ class Checkpointer:
         )
         size = int(manifest.world["size"])
         return Resumed(manifest.checkpoint, step, manifest.config, size, absent)
+
+    def _tell_mended(self, proved: Proved) -> None:
+        """Say what this rank found damaged; another rank may have read other files."""
+        if proved.mended:
+            folder = proved.manifest.checkpoint.folder
+            self._desk.emit(facts.CheckpointMended(folder, proved.mended))
 
     def _load(self, choice: Choice, parts: Mapping[str, Part], landing: Landing) -> tuple[str, ...]:
         """Load on every rank, and go on only if it worked on all."""
@@ -147,6 +150,24 @@ class Checkpointer:
         self._agree("resume/load", mine)
         return tuple(mine if isinstance(mine, list) else ())
 
+    def warm(self, parts: Mapping[str, Part]) -> None:
+        """Get the memory that saving these parts will take, beside training.
+
+        The first save of a life else waits for fresh memory, several times as long as for its
+        copy. Call it once optimizers have their state, after the first step. Does nothing after
+        a save. What goes wrong here goes wrong again in ``save``, and is told there.
+
+        Crash: nothing was stored.
+
+        Args:
+            parts: what will be saved.
+        """
+        if self._saves or not self._overlap.is_idle:
+            return
+        drafts = draft(capture(0, parts, self._desk.world.rank), self._desk.world)
+        sizes = {one.name: one.layout.size_bytes for one in drafts}
+        self._overlap.start(lambda: self._arena.warm(sizes))
+
     def save(
         self,
         step: int,
@@ -154,11 +175,13 @@ class Checkpointer:
         about: About,
         *,
         keep: Collection[CheckpointId] = (),
+        overlap: bool = False,
     ) -> CheckpointId:
         """Copy the state to host memory and persist it in the background.
 
         First waits for the save in flight, so there is at most one. When this returns the live
-        state may change, and with a keeper the checkpoint lands even if every trainer dies.
+        state may change, and with a keeper the checkpoint lands even if every trainer dies. With
+        ``overlap`` both are so when ``before_update`` returned, and this returns much earlier.
 
         Collective: every rank, same step, after ``resume``.
         Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
@@ -169,6 +192,9 @@ class Checkpointer:
             parts: what to save.
             about: what the manifest says besides.
             keep: checkpoints that rotation must not delete; the manifest names them.
+            overlap: you promise to call ``before_update`` before you next change parameters that
+                an optimizer of these parts holds, or its state. A save that catches you breaking
+                the promise fails.
 
         Returns:
             The checkpoint that will exist once it is committed.
@@ -181,30 +207,56 @@ class Checkpointer:
         """
         assert self._life is not None, "resume() comes before save()"  # noqa: S101
         began_seconds = self._desk.clock.monotonic_seconds()
-        self.wait()
-        checkpoint = CheckpointId(self._life.number, step)
+        self._stall = Stopwatch(self._desk.clock)
+        with self._stall.running():
+            self.wait()
+            checkpoint = self._claim_step(CheckpointId(self._life.number, step))
+            self._saves += 1
+            topic, world = f"save/{self._saves}", self._desk.world
+            self._persister.begin(topic)
+            snapshot = capture(step, parts, world.rank)
+            steady = steady_memory(parts) if overlap else ()
+            staged = stage(snapshot, world, self._arena, steady)
+            job = Job(
+                about=describe(self._desk, self._life, step, about, keep),
+                files=staged.files,
+                parts=staged.parts,
+                keep=tuple(keep),
+                is_first=not self._saved,
+                topic=topic,
+                began_seconds=began_seconds,
+                stall_seconds=self._stall.seconds,
+                bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
+            )
+            self._pending = checkpoint
+            if staged.rest:
+                self._overlap.copy(staged.rest, lambda spoiled: self._hand_over(job, spoiled))
+            else:
+                self._hand_over(job)
+        return checkpoint
+
+    def _claim_step(self, checkpoint: CheckpointId) -> CheckpointId:
         if checkpoint in self._saved:
             raise ConfigError(
-                f"step {step} is saved already as {checkpoint}, and a step is saved once in a life",
+                f"step {checkpoint.step} is saved already as {checkpoint}, and a step is saved "
+                "once in a life",
                 hint="count the step up before you save again, or leave this save out",
             )
-        self._saves += 1
-        topic, world = f"save/{self._saves}", self._desk.world
-        self._persister.begin(topic)
-        staged = stage(capture(step, parts, world.rank), world, self._arena)
-        job = Job(
-            about=describe(self._desk, self._life, step, about, keep),
-            files=staged.files,
-            parts=staged.parts,
-            keep=tuple(keep),
-            is_first=not self._saved,
-            topic=topic,
-            began_seconds=began_seconds,
-            stall_seconds=self._desk.clock.monotonic_seconds() - began_seconds,
-        )
-        self._pending = checkpoint
-        self._persister.submit(self._desk, job)
         return checkpoint
+
+    def _hand_over(self, job: Job, spoiled: Failure | None = None) -> None:
+        self._persister.submit(self._desk, replace(job, spoiled=spoiled))
+
+    def before_update(self) -> None:
+        """Wait until all of the live state may change: call it before each optimizer step.
+
+        Needed after ``save`` with ``overlap``; else it returns at once. What became of the save
+        is told by the next ``wait`` or ``save``.
+
+        Crash: as in ``save``.
+        """
+        with self._stall.running():
+            self._overlap.wait()
 
     def wait(self) -> None:
         """Wait until the save in flight is durable.
@@ -216,9 +268,19 @@ class Checkpointer:
             Fenced: a newer life began, so nothing was committed.
         """
         pending, self._pending = self._pending, None
-        self._persister.wait()
+        try:
+            with self._stall.running():
+                self._overlap.settle()
+            self._persister.wait()
+        except ResilientError:
+            if pending is not None:
+                # It may be committed all the same: who saves next asks the store.
+                self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
+            raise
         if pending is not None:
-            self._saved.add(pending)
+            # What was in doubt may be what the new one refers to: it is not written over.
+            self._saved |= {pending, *(one.checkpoint for one in self._bases)}
+            self._bases = (Base(pending),)
 
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example the best model.
@@ -243,7 +305,11 @@ class Checkpointer:
         landing = Landing({name: part})
 
         def prove() -> Proved:
-            proved = read(self._desk.store, checkpoint, {stored}, landing.boxes)
+            desk, mends = self._desk, self._desk.limits.repair_on_restore
+            proved = read(
+                desk.store, checkpoint, {stored}, landing.boxes, desk.signing, mends=mends
+            )
+            self._tell_mended(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved
@@ -276,4 +342,6 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            self._overlap.close()
             self._persister.close()
+            self._arena.close()

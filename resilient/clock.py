@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Clock(Protocol):
@@ -34,3 +38,35 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Call ``time.sleep``."""
         time.sleep(seconds)
+
+
+class Stopwatch:
+    """Adds up time; started and stopped by one thread, read by any.
+
+    Args:
+        clock: time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # One value, so that a reader sees both or neither.
+        self._state: tuple[float, float | None] = (0.0, None)
+
+    def seconds(self) -> float:
+        """Return what was added up so far, the running part included."""
+        done_seconds, since_seconds = self._state
+        if since_seconds is None:
+            return done_seconds
+        return done_seconds + self._clock.monotonic_seconds() - since_seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time spent inside, once however deep."""
+        if self._state[1] is not None:
+            yield
+            return
+        self._state = (self._state[0], self._clock.monotonic_seconds())
+        try:
+            yield
+        finally:
+            self._state = (self.seconds(), None)

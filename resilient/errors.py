@@ -16,6 +16,7 @@
     |- NothingToResume                  66   RES-RESUME-NONE
     |- ScriptNotFound                   66   RES-SCRIPT-404
     |- IntegrityError                    1   RES-CKPT-DAMAGED
+    |  `- SignatureRefused               77   RES-CKPT-SIGNATURE
     |- NoIntactCheckpoint                3   RES-CKPT-NONE-INTACT
     |- IncompatibleCheckpoint           65   RES-CKPT-INCOMPATIBLE
     |- UnsavableState                   78   RES-STATE-UNSAVABLE
@@ -144,6 +145,13 @@ class IntegrityError(ResilientError):
         super().__init__(message, hint=hint)
         self.key = key
         self.tensor = tensor
+
+
+class SignatureRefused(IntegrityError):
+    """A checkpoint that the key has not signed, where a signature is required."""
+
+    exit_code = 77
+    code = "RES-CKPT-SIGNATURE"
 
 
 class NoIntactCheckpoint(ResilientError):

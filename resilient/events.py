@@ -122,11 +122,14 @@ class CheckpointCommitted(Event):
     size_bytes: int
     stall_seconds: float
     commit_seconds: float
+    written_bytes: int = -1
 
     def line(self) -> str:
         """Say what became durable and what it cost."""
+        spared = 0 <= self.written_bytes < self.size_bytes
+        written = f" ({self.written_bytes / 2**20:.1f} MiB written)" if spared else ""
         return (
-            f"saved {self.checkpoint}, {self.size_bytes / 2**20:.1f} MiB durable in "
+            f"saved {self.checkpoint}, {self.size_bytes / 2**20:.1f} MiB{written} durable in "
             f"{self.commit_seconds:.2f} s, training waited {self.stall_seconds:.3f} s"
         )
 

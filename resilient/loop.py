@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
+    from torch.utils.hooks import RemovableHandle
+
     from resilient import checkpointer
     from resilient.format.names import CheckpointId
     from resilient.world.gang import Gang
@@ -52,6 +54,9 @@ class Checkpointer:
         url: where checkpoints live; a path or any fsspec URL. What ``resilient train --repo``
             names wins.
         rng: save Python's, NumPy's and torch's random state too.
+        overlap: copy what only the optimizers change beside the next step; they wait for it
+            before their own. Change parameters in no other way between a save and the step
+            after it: a save that catches you at it fails.
         things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
             their parameters, anything with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values; dicts and lists are given back in place,
@@ -68,17 +73,26 @@ class Checkpointer:
         ConfigError: a name is taken.
     """
 
-    def __init__(self, url: str | os.PathLike[str], *, rng: bool = True, **things: Any) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        rng: bool = True,
+        overlap: bool = False,
+        **things: Any,
+    ) -> None:
         taken = sorted(_FOUND_HERE & set(things))
         if taken:
             raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
         self._url = os.fspath(url)
         self._rng = rng
+        self._overlap = overlap
         self._options = {name: one for name, one in things.items() if name in _OPTIONS}
         self._given = {name: one for name, one in things.items() if name not in _OPTIONS}
         self._gang: Gang | None = None
         self._topic = ""
         self._things = Things({})
+        self._waiting: list[RemovableHandle] = []
         self._spine: checkpointer.Checkpointer | None = None
         self.resumed: CheckpointId | None = None
 
@@ -145,6 +159,8 @@ class Checkpointer:
         is_mine = ref is not None and launch.cause == "start"
         wanted = ref if is_mine and ref else launch.resume
         found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
+        if self._overlap:
+            self._let_optimizers_wait(self._spine)
         if found is None:
             return None
         self.resumed = found.checkpoint
@@ -186,7 +202,7 @@ class Checkpointer:
         things.align()
         measured = {name: _number(value) for name, value in (metrics or {}).items()}
         about = About(strategy=things.strategy, metrics=measured)
-        return spine.save(step, things.parts, about, keep=keep)
+        return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId, name: str) -> None:
         """Load one thing from a committed checkpoint, for example the best model.
@@ -230,6 +246,14 @@ class Checkpointer:
         if self._gang is not None:
             say_farewell(self._gang, self._topic)
 
+    def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
+        """Have optimizers wait before each step for what the last save is still copying."""
+        from torch.optim import Optimizer
+
+        for thing in self._given.values():
+            if isinstance(thing, Optimizer):
+                self._waiting.append(thing.register_step_pre_hook(lambda *_: spine.before_update()))
+
     def _begun(self, what: str) -> checkpointer.Checkpointer:
         if self._spine is None:
             raise ConfigError(
@@ -240,6 +264,8 @@ class Checkpointer:
 
     def _let_go(self) -> None:
         spine, self._spine = self._spine, None
+        while self._waiting:
+            self._waiting.pop().remove()
         atexit.unregister(self._end)
         if spine is not None:
             spine.close()
@@ -258,15 +284,16 @@ class Checkpointer:
         # Whoever launches names the place, and so knows better how to get there.
         reach = {**(options.pop("storage_options", None) or {}), **launch.storage_options}
         alone = options.pop("single_writer", False) or launch.single_writer
-        keeper = KeeperAddress(launch.keeper, launch.host) if launch.keeper else None
+        signed = options.pop("require_signature", False) or launch.require_signature
         return open_checkpointer(
             url,
             gang.world,
             gang.board,
             scope=self._topic,
-            keeper=keeper,
+            keeper=_keeper(gang),
             storage_options=reach,
             single_writer=alone,
+            require_signature=signed,
             **{"emit": told, **options},
         )
 
@@ -275,12 +302,26 @@ class Checkpointer:
         given: events.Emitter | None = self._options.get("emit")
         if given is not None:
             return given
-        rank, folder = gang.world.rank, gang.launch.events
         shown = events.Level.INFO if gang.world.is_coordinator else events.Level.WARNING
         sinks = [events.console(shown)]
-        if folder:
-            sinks.append(events.json_lines(Path(folder) / f"rank-{rank}.jsonl"))
-        return events.Emitter(SystemClock(), tuple(sinks), {"rank": rank})
+        file = _events_file(gang)
+        if file:
+            sinks.append(events.json_lines(file))
+        return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
+
+
+def _events_file(gang: Gang) -> Path | None:
+    """Return where this rank's events go, if the launcher says so."""
+    folder = gang.launch.events
+    return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
+
+
+def _keeper(gang: Gang) -> KeeperAddress | None:
+    """Return where this host's keeper is, if the launcher has started one."""
+    launch = gang.launch
+    if not launch.keeper:
+        return None
+    return KeeperAddress(launch.keeper, launch.host, events=str(_events_file(gang) or ""))
 
 
 def _number(value: Any) -> float:

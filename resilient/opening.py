@@ -9,12 +9,13 @@ from resilient import events
 from resilient.checkpointer import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.link import persister_for
 from resilient.vault.retention import Retention
 from resilient.world.comms import Comms
-from resilient.world.launch import read_storage_options
+from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
@@ -36,8 +37,12 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     retention: Retention | None = None,
     within_seconds: float = 600.0,
     single_writer: bool = False,
+    parity: int = 0,
+    repair_on_restore: bool = True,
+    save_unchanged: str = "refer",
     keeper: KeeperAddress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    require_signature: bool = False,
 ) -> Checkpointer:
     """Return a checkpointer for the repository at ``url``.
 
@@ -55,14 +60,22 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         retention: the same and more, in place of ``keep_last``.
         within_seconds: how long one phase of a save or resume may take.
         single_writer: the user promises that no other job writes there.
+        parity: how many files of each rank's may be lost and be computed back, bit for bit; each
+            costs about the longest of them per save.
+        repair_on_restore: compute damaged files back from parity, in memory, instead of resuming
+            from an older checkpoint.
+        save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
+            are not written again; ``write``: every checkpoint stands for itself.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
+        require_signature: read only what was signed with the key of ``RESILIENT_SIGNING_KEY`` or
+            ``RESILIENT_SIGNING_KEY_FILE``; with a key every save is signed in any case.
 
     Raises:
-        ConfigError: the URL names no kind of storage that is installed, or several ranks have
-            no board.
+        ConfigError: the URL names no kind of storage that is installed, several ranks have no
+            board, a value is not accepted, or a signature is required and there is no key.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -76,9 +89,11 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     comms = Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}")
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
-    limits = Limits(retention or Retention(keep_last), within_seconds, single_writer)
+    kept = retention or Retention(keep_last)
+    limits = Limits(kept, within_seconds, single_writer, save_unchanged, parity, repair_on_restore)
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options
-    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told)
+    signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told, signing)
     return Checkpointer(desk, persister_for(keeper, url, options))

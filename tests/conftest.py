@@ -17,9 +17,16 @@ def pytest_addoption(parser):
         default=1600,
         help="how many pairs of crashes the sweep draws (make crash takes more)",
     )
+    parser.addoption(
+        "--fuzz-runs",
+        type=int,
+        default=400,
+        help="how many spoiled inputs each reader gets (make fuzz takes more)",
+    )
+    parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
 
 
-STATES_MIN, SWEEPS_MIN = 2000, 12
+STATES_MIN, SWEEPS_MIN = 100_000, 36
 
 
 def count_sweeps(terminalreporter) -> tuple[int, int, int]:
@@ -35,7 +42,23 @@ def count_sweeps(terminalreporter) -> tuple[int, int, int]:
     return sweeps, states, violations
 
 
+def total(terminalreporter, name: str) -> int:
+    """Add up a number that tests recorded."""
+    return sum(
+        dict(getattr(report, "user_properties", ())).get(name, 0)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+    )
+
+
 def pytest_terminal_summary(terminalreporter):
+    bits, missed = (total(terminalreporter, f"bits_{word}") for word in ("flipped", "missed"))
+    if bits:
+        terminalreporter.write_line(f"bit flips: {bits} bits flipped, {bits - missed} detected")
+    runs = total(terminalreporter, "fuzz_runs")
+    if runs:
+        terminalreporter.write_line(f"fuzz: {runs} spoiled inputs, each read or refused")
     sweeps, states, violations = count_sweeps(terminalreporter)
     if sweeps:
         terminalreporter.write_line(f"crash sweep: {states} crash states, {violations} violations")

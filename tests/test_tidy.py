@@ -47,6 +47,7 @@ CATCH_ALL = {
     "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
     "resilient/agent/bootstrap.py",  # the worker's edge: what it died of is reported
+    "resilient/vault/pool.py",  # what a thread raised is raised again by its caller
 }
 
 # A suite of tests, inherited by the tests of each store; its methods share nothing.

@@ -70,7 +70,9 @@ COMMANDS = {
         },
     ),
     "ckpt": LazyCommand(
-        "resilient_cli.commands.ckpt", "app", "List, inspect, verify, tag and prune checkpoints."
+        "resilient_cli.commands.ckpt",
+        "app",
+        "List, inspect, verify, repair, sign, tag and prune checkpoints.",
     ),
     "version": LazyCommand(
         "resilient_cli.commands.version", "version", "Show the versions of what runs."

@@ -1,4 +1,4 @@
-"""A Store for reading that answers ``stat`` from one listing: a request less per file."""
+"""A Store for reading that answers ``stat`` from listings: a request less per file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ListedStore:
 
     Args:
         inner: the store itself.
-        prefix: what to list.
+        prefixes: what to list.
     """
 
-    def __init__(self, inner: Store, prefix: str) -> None:
+    def __init__(self, inner: Store, *prefixes: str) -> None:
         self._inner = inner
-        self._entries = {entry.key: entry for entry in inner.list(prefix)}
+        self._entries = {entry.key: entry for prefix in prefixes for entry in inner.list(prefix)}
         self.url = inner.url
         self.exclusive = inner.exclusive
 

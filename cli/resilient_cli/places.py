@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.errors import RepositoryNotFound, UsageError
+from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.catalog import committed, lineage
 from resilient.vault.generations import list_numbers
-from resilient.world.launch import read_storage_options
+from resilient.world.launch import read_signing_key, read_storage_options
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
@@ -51,6 +52,15 @@ def open_repository(place: str | None, repo: str | None) -> Store:
             "no repository was named", hint="add its URL, or use --repo, or set RESILIENT_REPO"
         )
     return open_store(url, storage_options=read_storage_options(os.environ))
+
+
+def signing_of(*, is_required: bool) -> Signing:
+    """Return what the environment's key makes, and whether it is asked for.
+
+    Raises:
+        ConfigError: a signature is required and there is no key, or it cannot be read.
+    """
+    return Signing.of_secret(read_signing_key(os.environ), is_required=is_required)
 
 
 def ref_and_place(

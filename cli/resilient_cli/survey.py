@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
-from resilient.vault.catalog import read_manifest
+from resilient.vault.catalog import lineage, read_manifest
+from resilient.vault.read import UNSIGNED
 from resilient.vault.tags import list_tags, read_tag
 from resilient.vault.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
+    from resilient.format.signature import Signing
     from resilient.storage.store import Store
     from resilient.vault.verify import Finding
 
@@ -61,26 +63,58 @@ class Survey:
         return self.manifest.size_bytes if self.manifest else 0
 
 
-def survey(store: Store, checkpoints: Iterable[CheckpointId], level: Level) -> list[Survey]:
+def survey(
+    store: Store,
+    checkpoints: Iterable[CheckpointId],
+    level: Level,
+    signing: Signing = UNSIGNED,
+) -> list[Survey]:
     """Examine checkpoints; one that is rotated away meanwhile is left out, not called damaged."""
     found = []
     for checkpoint in checkpoints:
         with suppress(KeyNotFound):
-            found.append(examine(store, checkpoint, level))
+            found.append(examine(store, checkpoint, level, signing))
     return found
 
 
-def examine(store: Store, checkpoint: CheckpointId, level: Level) -> Survey:
+def examine(
+    store: Store, checkpoint: CheckpointId, level: Level, signing: Signing = UNSIGNED
+) -> Survey:
     """Return what is known of one checkpoint; damage is a value here, not an error.
 
     Raises:
         KeyNotFound: it has no manifest, or lost it to rotation while it was read.
     """
-    findings = tuple(verify(store, checkpoint, level.value))
+    findings = tuple(verify(store, checkpoint, level.value, signing))
     if any(one.file == MANIFEST for one in findings):
         return Survey(checkpoint, None, findings)
     # Rotation deletes the manifest first, so files that are gone count only while it is there.
     return Survey(checkpoint, read_manifest(store, checkpoint), findings)
+
+
+def first_intact(
+    store: Store,
+    known: Mapping[CheckpointId, bool],
+    level: Level,
+    signing: Signing = UNSIGNED,
+) -> CheckpointId | None:
+    """Return where training would resume; reads further candidates only until one is intact.
+
+    Args:
+        store: the repository.
+        known: checkpoints that were examined, and whether each is intact.
+        level: how closely to look at others.
+        signing: whether only what is signed counts, and by which key.
+    """
+    states = dict(known)
+    for candidate in lineage(store).candidates:
+        if candidate not in states:
+            states |= {
+                one.checkpoint: one.intact for one in survey(store, [candidate], level, signing)
+            }
+        if states.get(candidate):
+            return candidate
+    return None
 
 
 def tags_of(store: Store) -> dict[str, CheckpointId | None]:

@@ -54,3 +54,4 @@ class Wishes:
     keeper: KeeperWishes = field(default_factory=KeeperWishes)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: str = ""
+    require_signature: bool = False

@@ -9,9 +9,14 @@ own root is SHA-256.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHUNK_BYTES = 4 << 20
 
@@ -39,6 +44,38 @@ def digest_file(data: bytes | bytearray | memoryview) -> FileDigest:
         for start in range(0, len(view), CHUNK_BYTES)
     )
     return FileDigest(len(view), join_chunks(chunks), chunks)
+
+
+def digest_with(
+    data: bytes | bytearray | memoryview, ranges: Sequence[tuple[int, int]]
+) -> tuple[FileDigest, tuple[str, ...]]:
+    """Return the digests of a whole file's content, and that of each range of it.
+
+    Both are taken of one chunk after the other, so the bytes come from memory once.
+
+    Args:
+        data: the content.
+        ranges: (start, stop) inside it; they do not overlap.
+    """
+    view = memoryview(data).cast("B")
+    left = deque(sorted(enumerate(ranges), key=lambda one: one[1]))
+    # What is empty and lies behind the last chunk is not met below.
+    found = [digest_bytes(b"")] * len(ranges)
+    chunks = []
+    running = xxhash.xxh3_128()
+    for start in range(0, len(view), CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, len(view))
+        chunks.append(digest_bytes(view[start:stop]))
+        while left and left[0][1][0] < stop:
+            number, (first, last) = left[0]
+            running.update(view[max(first, start) : min(last, stop)])
+            if last > stop:
+                break
+            found[number] = running.hexdigest()
+            running.reset()
+            left.popleft()
+    proof = FileDigest(len(view), join_chunks(tuple(chunks)), tuple(chunks))
+    return proof, tuple(found)
 
 
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:

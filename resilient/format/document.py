@@ -11,12 +11,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError
+from resilient.format.bounds import check_depth
 from resilient.format.digest import root_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DOCUMENT_BYTES_MAX = 1 << 30
+DOCUMENT_BYTES_MAX = 256 << 20
+"""A manifest of 30 TB of state has about as much; nothing of ours is larger."""
+RECORD_BYTES_MAX = 1 << 20
+"""Records, marks, tags and the like have some hundred bytes."""
 
 
 def canonical(value: Any) -> bytes:
@@ -48,6 +52,7 @@ def unseal(data: bytes, key: str) -> dict[str, Any]:
         raise IntegrityError(f"`{key}`: larger than any document of ours", key=key)
     try:
         fields = json.loads(data)
+        check_depth(fields)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"`{key}`: not readable as JSON ({error})", key=key) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("root"), str):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from resilient.errors import IntegrityError
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.dtypes import ITEM_BYTES
+from resilient.format.names import origin_of
 from resilient.format.regions import Region, intersect, spans
 
 if TYPE_CHECKING:
@@ -30,11 +32,18 @@ class Extents:
     """
 
     starts: tuple[int, ...]
-    parts: tuple[bytes, ...]
+    parts: tuple[bytes | memoryview, ...]
 
     def __len__(self) -> int:
         """Return how many bytes were read."""
         return sum(map(len, self.parts))
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return what was read: (first byte, byte after the last) of each part."""
+        return [
+            (start, start + len(part)) for start, part in zip(self.starts, self.parts, strict=True)
+        ]
 
     def view(self, start: int, length: int) -> memoryview:
         """Return bytes of the file, copying nothing.
@@ -54,10 +63,18 @@ Content = bytes | Extents
 
 
 def view_of(content: Content | memoryview, start: int, length: int) -> memoryview:
-    """Return ``length`` bytes of a file from ``start``, copying nothing."""
+    """Return ``length`` bytes of a file from ``start``, copying nothing.
+
+    Raises:
+        IntegrityError: the file ends before.
+        LookupError: they were not read.
+    """
     if isinstance(content, Extents):
         return content.view(start, length)
-    return memoryview(content)[start : start + length]
+    view = memoryview(content)[start : start + length]
+    if len(view) != length:
+        raise IntegrityError(f"a file ends before its byte {start + length}")
+    return view
 
 
 def stored_spans(
@@ -81,10 +98,16 @@ def stored_spans(
 def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, set[int]]:
     """Return by file name the numbers of the chunks that hold what is wanted of ``tensors``.
 
-    Files none of whose tensors are named in ``boxes`` are left out: they are wanted whole.
+    Files of our own none of whose tensors are named in ``boxes`` are left out: they are wanted
+    whole. Of a file in an older checkpoint's folder only what is referred to is wanted.
     """
     tensors = list(tensors)
-    partial = {one.file for tensor in tensors if tensor.name in boxes for one in tensor.regions}
+    partial = {
+        one.file
+        for tensor in tensors
+        for one in tensor.regions
+        if tensor.name in boxes or origin_of(one.file)
+    }
     touched: dict[str, set[int]] = {file: set() for file in partial}
     for tensor in tensors:
         item = ITEM_BYTES[tensor.dtype]

@@ -6,18 +6,23 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, UnsavableState
-from resilient.format.digest import CHUNK_BYTES, FileDigest, join_chunks
+from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.format.bounds import check_manifest, check_receipt
+from resilient.format.checks import check
+from resilient.format.digest import CHUNK_BYTES, FileDigest
 from resilient.format.document import seal, unseal
 from resilient.format.dtypes import ITEM_BYTES
-from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
-from resilient.format.regions import Region, covers
+from resilient.format.names import CheckpointId, key_of_file, origin_of, parse_checkpoint
+from resilient.format.parity import ParityGroup
+from resilient.format.regions import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 FORMAT = "resilient-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE = (1, 2)
+"""Versions that this release reads. The second knows files of older checkpoints, and parity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,8 @@ class FileEntry:
     """Proof of one stored file.
 
     Attributes:
-        name: file name inside the checkpoint's folder.
+        name: file name inside the checkpoint's folder; of a file that lies in an older
+            checkpoint's, ``folder/name``.
         size_bytes: its length.
         digest: digest over the chunk digests.
         chunks: digest of each chunk of ``CHUNK_BYTES``.
@@ -43,6 +49,11 @@ class FileEntry:
         """The digests, to hold content against."""
         return FileDigest(self.size_bytes, self.digest, self.chunks)
 
+    @property
+    def origin(self) -> CheckpointId | None:
+        """The older checkpoint in whose folder the file lies; None for one of our own."""
+        return origin_of(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRegion:
@@ -50,7 +61,7 @@ class StoredRegion:
 
     Attributes:
         region: the box.
-        file: name of the file that holds it.
+        file: name of the file that holds it, as :class:`FileEntry` spells it.
         start: its first byte in the file.
         size_bytes: its length.
         digest: of its bytes alone, so damage names the tensor; empty before it was written.
@@ -104,6 +115,7 @@ class Receipt:
     files: tuple[FileEntry, ...]
     tensors: tuple[TensorEntry, ...]
     parts: tuple[PartEntry, ...] = ()
+    parity: tuple[ParityGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value for the agreement among ranks."""
@@ -111,13 +123,22 @@ class Receipt:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that ``to_json`` described."""
-        return Receipt(
-            int(value["rank"]),
-            tuple(_file(one) for one in value["files"]),
-            tuple(_tensor(one) for one in value["tensors"]),
-            tuple(PartEntry(**one) for one in value["parts"]),
-        )
+        """Return the receipt that ``to_json`` described.
+
+        Raises:
+            IntegrityError: it is none.
+        """
+        try:
+            check_receipt(value)
+            return Receipt(
+                value["rank"],
+                tuple(_file(one) for one in value["files"]),
+                tuple(_tensor(one) for one in value["tensors"]),
+                tuple(PartEntry(**one) for one in value["parts"]),
+                tuple(ParityGroup.from_json(one) for one in value["parity"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"this is no receipt of a rank: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +151,7 @@ class Manifest:
         parent: the checkpoint that this life began from, None when from scratch.
         created_at: UTC, ISO 8601.
         world: ``{"size": ranks that wrote it, "strategy": how the model was parallel}``.
-        files: every file but the manifest itself.
+        files: every file that it needs, the manifest itself left out.
         tensors: every tensor.
         parts: every part.
         config: the resolved configuration of the run.
@@ -138,6 +159,7 @@ class Manifest:
         data: the data position.
         metrics: what was measured at this step, finite numbers by name.
         protects: checkpoints that the run wants kept, for example its best.
+        parity: which files protect each other.
         root: SHA-256 of the document, known once it was encoded or decoded.
     """
 
@@ -154,13 +176,29 @@ class Manifest:
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     protects: tuple[CheckpointId, ...] = ()
+    parity: tuple[ParityGroup, ...] = ()
     format_version: int = FORMAT_VERSION
     root: str = ""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, the manifest itself not counted."""
+        """Bytes of all files that it needs, the manifest itself not counted."""
         return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the files in its own folder; the rest lies in those of older checkpoints."""
+        return sum(entry.size_bytes for entry in self.files if entry.origin is None)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Names of the files that a restore may read: all but parity, and what it needs alone."""
+        regions = (one.file for tensor in self.tensors for one in tensor.regions)
+        return frozenset({*regions, *(part.document for part in self.parts)})
+
+    def key(self, name: str) -> str:
+        """Return the store's key of a file that the manifest lists."""
+        return key_of_file(self.checkpoint, name)
 
     def file(self, name: str) -> FileEntry:
         """Return the entry of a file; the name must be one of ours."""
@@ -188,6 +226,7 @@ def encode(manifest: Manifest) -> bytes:
             "data": dict(manifest.data),
             "metrics": dict(manifest.metrics),
             "protects": [one.folder for one in manifest.protects],
+            **({"parity": [one.to_json() for one in manifest.parity]} if manifest.parity else {}),
         }
     )
 
@@ -204,15 +243,16 @@ def decode(data: bytes, key: str) -> Manifest:
         IncompatibleCheckpoint: a format or version that this release does not read.
     """
     fields = unseal(data, key)
-    if fields.get("format") != FORMAT or fields.get("version") != FORMAT_VERSION:
+    if fields.get("format") != FORMAT or fields.get("version") not in READABLE:
         raise IncompatibleCheckpoint(
             f"`{key}` is of format {fields.get('format')!r} version {fields.get('version')!r}; "
-            f"this release reads {FORMAT!r} version {FORMAT_VERSION}",
+            f"this release reads {FORMAT!r} version {' and '.join(map(str, READABLE))}",
             hint="pip install --upgrade resilient-train",
         )
     try:
+        check_manifest(fields)
         manifest = _from_fields(fields)
-        _check(manifest, int(fields["chunk_bytes"]))
+        check(manifest, int(fields["chunk_bytes"]))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"`{key}`: contradicts itself ({error})", key=key) from error
     if manifest.checkpoint.manifest_key != key:
@@ -225,7 +265,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(
         run_id=fields["run_id"],
         checkpoint=CheckpointId(int(fields["generation"]), int(fields["step"])),
-        parent=parse_checkpoint(parent) if parent is not None else None,
+        parent=_named(parent) if parent is not None else None,
         created_at=fields["created_at"],
         world=fields["world"],
         files=tuple(_file(one) for one in fields["files"]),
@@ -236,6 +276,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
         data=fields["data"],
         metrics=fields["metrics"],
         protects=tuple(_named(one) for one in fields["protects"]),
+        parity=tuple(ParityGroup.from_json(one) for one in fields.get("parity", ())),
         format_version=fields["version"],
         root=fields["root"],
     )
@@ -264,84 +305,3 @@ def _tensor(value: Mapping[str, Any]) -> TensorEntry:
         for one in value["regions"]
     )
     return TensorEntry(**{**value, "shape": tuple(value["shape"]), "regions": regions})
-
-
-def _check(manifest: Manifest, chunk_bytes: int) -> None:
-    """Raise ValueError where names climb, offsets leave files or tensors have holes."""
-    _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
-    sizes: dict[str, int] = {}
-    for entry in manifest.files:
-        _require(is_file_name(entry.name), f"file name {entry.name!r}")
-        _require(entry.name not in sizes, f"`{entry.name}` is listed twice")
-        _require(join_chunks(entry.chunks) == entry.digest, f"digests of `{entry.name}`")
-        _require(
-            -(-entry.size_bytes // CHUNK_BYTES) == len(entry.chunks), f"chunks of {entry.name}"
-        )
-        sizes[entry.name] = entry.size_bytes
-    _require(len({one.name for one in manifest.tensors}) == len(manifest.tensors), "tensor names")
-    for tensor in manifest.tensors:
-        _check_tensor(tensor, sizes)
-    for part in manifest.parts:
-        _require(part.document in sizes, f"document of part `{part.name}`")
-    _require(isinstance(manifest.metrics, dict), "metrics")
-    for name, value in manifest.metrics.items():
-        _require(type(value) in (int, float) and math.isfinite(value), f"metric `{name}`")
-
-
-def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
-    _require(
-        covers(tensor.shape, [one.region for one in tensor.regions]), f"holes in {tensor.name}"
-    )
-    for one in tensor.regions:
-        _require(
-            one.size_bytes == one.region.size * ITEM_BYTES[tensor.dtype]
-            and 0 <= one.start <= one.start + one.size_bytes <= sizes[one.file],
-            f"place of {tensor.name}{one.region}",
-        )
-
-
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not holds:
-        raise ValueError(what)
-
-
-def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that a manifest can hold, as plain numbers; NaN and infinity cannot.
-
-    Raises:
-        UnsavableState: one is no number.
-    """
-    plain = {}
-    for name, value in metrics.items():
-        try:
-            plain[name] = float(value)
-        except (TypeError, ValueError) as error:
-            path = f"metrics/{name}"
-            raise UnsavableState(f"`{path}` is no number: {value!r}", path=path) from error
-    return {name: value for name, value in plain.items() if math.isfinite(value)}
-
-
-def merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
-    """Join the regions that ranks wrote into whole tensors, in the order of names.
-
-    Raises:
-        IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
-    """
-    merged: dict[str, TensorEntry] = {}
-    for receipt in receipts:
-        for one in receipt.tensors:
-            known = merged.get(one.name, one)
-            if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
-                raise IntegrityError(
-                    f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
-                    f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
-                    tensor=one.name,
-                )
-            earlier = known.regions if one.name in merged else ()
-            merged[one.name] = TensorEntry(
-                one.name, one.part, one.dtype, one.shape, (*earlier, *one.regions)
-            )
-    for tensor in merged.values():
-        if not covers(tensor.shape, [one.region for one in tensor.regions]):
-            raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
-    return tuple(merged[name] for name in sorted(merged))

@@ -8,11 +8,15 @@
     store-probe/3f2a...9c-0                  what a probe of that was doing
     tags/release.json                        a name for a checkpoint, created exclusively
     checkpoint-120-g3/manifest.json          its presence is the commit
+    checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
     checkpoint-120-g3/model.r00000.safetensors
-    checkpoint-120-g3/optimizer.r00000.safetensors
+    checkpoint-120-g3/optimizer.r00000-00.safetensors
+    checkpoint-120-g3/optimizer.r00000-01.safetensors
     checkpoint-120-g3/rng_state_0.safetensors
     checkpoint-120-g3/state.json
     checkpoint-120-g3/trainer_state.json
+    checkpoint-120-g3/parity-0-1.r00000.parity
+    checkpoint-120-g3/signature-8c1f0a52b67d934e.json
 """
 
 from __future__ import annotations
@@ -21,18 +25,21 @@ import re
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
+MANIFEST_COPY = "manifest.copy.json"
 GENERATIONS = "generations/"
 CHECKPOINTS = "checkpoint-"
 TAGS = "tags/"
 STATE_DOCUMENT = "state.json"
 ABILITIES = "store-abilities.json"
+PARITY_SUFFIX = ".parity"
 
+_ROOT_LENGTH = 16
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # What a reference to a checkpoint may say besides a tag.
 _TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors)")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors|parity)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,6 +56,11 @@ class CheckpointId:
     def folder(self) -> str:
         """The folder's name, for example ``checkpoint-120-g3``."""
         return f"checkpoint-{self.step}-g{self.generation}"
+
+    @property
+    def copy_key(self) -> str:
+        """The key of the manifest's second copy, for repairs; its presence means nothing."""
+        return self.key(MANIFEST_COPY)
 
     @property
     def manifest_key(self) -> str:
@@ -74,6 +86,17 @@ def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
     folder, _, name = key.partition("/")
     checkpoint = parse_checkpoint(folder)
     return (checkpoint, name) if checkpoint and is_file_name(name) else None
+
+
+def key_of_file(checkpoint: CheckpointId, name: str) -> str:
+    """Return the key of a file as a manifest names it: of its own folder, or ``folder/name``."""
+    return name if "/" in name else checkpoint.key(name)
+
+
+def origin_of(name: str) -> CheckpointId | None:
+    """Return the checkpoint whose folder a manifest's name of a file leads to, None for its own."""
+    split = split_checkpoint_key(name)
+    return split[0] if split and split[1] != MANIFEST else None
 
 
 def generation_key(number: int) -> str:
@@ -129,9 +152,21 @@ def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
-def shard_name(part: str, rank: int) -> str:
-    """Return the file that holds one rank's regions of a replicated part."""
-    return f"{part}.r{rank:05d}.safetensors"
+def signature_name(root: str) -> str:
+    """Return the file that signs the manifest with this root."""
+    return f"signature-{root[:_ROOT_LENGTH]}.json"
+
+
+def shard_name(part: str, rank: int, number: int | None = None) -> str:
+    """Return a file that holds one rank's regions of a replicated part.
+
+    Args:
+        part: the part's name.
+        rank: who writes it.
+        number: which of the files that the rank's share is cut into; None for the only one.
+    """
+    which = "" if number is None else f"-{number:02d}"
+    return f"{part}.r{rank:05d}{which}.safetensors"
 
 
 def rank_part(part: str, rank: int) -> str:
@@ -142,3 +177,13 @@ def rank_part(part: str, rank: int) -> str:
 def rank_part_file(part: str, rank: int) -> str:
     """Return the file of one rank's own part, for example ``rng_state_0.safetensors``."""
     return f"{rank_part(part, rank)}.safetensors"
+
+
+def parity_name(group: int, row: int, rank: int) -> str:
+    """Return the file that holds one parity row over a group of one rank's files."""
+    return f"parity-{group}-{row}.r{rank:05d}{PARITY_SUFFIX}"
+
+
+def is_parity_name(name: str) -> bool:
+    """Say whether a file holds parity: nothing that a restore reads."""
+    return name.endswith(PARITY_SUFFIX)

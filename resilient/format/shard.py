@@ -2,7 +2,8 @@
 
 Source of the layout: the safetensors format description. Eight bytes little-endian header
 length, a JSON header padded with spaces, then the tensors without holes. We pad the header to
-eight bytes and order tensors by falling item size, so each starts at a multiple of its item size.
+eight bytes, of a large file to 64, and order tensors by falling item size, so each starts at a
+multiple of its item size.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES_MAX = 100 << 20
 _ALIGNMENT = 8
+# What memory of torch begins at: a tensor may then lie where its file was read.
+_LARGE_ALIGNMENT, _LARGE_BYTES = 64, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ class HostFile:
     data: bytes | memoryview
     tensors: tuple[TensorEntry, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+        return len(self.data)
+
 
 def lay_out(slots: Sequence[Slot], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a safetensors file that holds ``slots``.
@@ -95,8 +103,9 @@ def lay_out(slots: Sequence[Slot], metadata: Mapping[str, str]) -> Layout:
         }
     assert len(relative) == len(slots), "a file never holds one key twice"  # noqa: S101
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    head = len(text).to_bytes(8, "little") + text
+    alignment = _LARGE_ALIGNMENT if end >= _LARGE_BYTES else _ALIGNMENT
+    text += b" " * (-(_ALIGNMENT + len(text)) % alignment)
+    head = len(text).to_bytes(_ALIGNMENT, "little") + text
     return Layout(
         head, {key: len(head) + start for key, start in relative.items()}, len(head) + end
     )

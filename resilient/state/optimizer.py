@@ -42,6 +42,11 @@ class NamedOptimizer:
         self._names = [names[id(parameter)] for parameter in held]
         self._held = dict(zip(map(escape, self._names), held, strict=True))
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer itself."""
+        return self._optimizer
+
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
         plain = self._optimizer.state_dict()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.regions import Region, whole
 from resilient.state.dtypes import DTYPE_NAMES
 from resilient.state.partition import TensorSpec, partition
@@ -32,6 +33,11 @@ class Piece:
     spec: TensorSpec
     region: Region
     data: torch.Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the box's elements in bytes."""
+        return self.region.size * ITEM_BYTES[self.spec.dtype]
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -76,11 +82,21 @@ def share_of(tensors: Mapping[str, torch.Tensor], world: World) -> list[Piece]:
 
 def _split(pieces: list[Piece], ranks: int, rank: int) -> list[Piece]:
     """Return one rank's share of pieces that ``ranks`` ranks hold."""
+    if ranks == 1:
+        return pieces
     specs = [
         TensorSpec(str(number), piece.spec.dtype, piece.region.lengths)
         for number, piece in enumerate(pieces)
     ]
     return [_narrow(pieces[int(spec.name)], part) for spec, part in partition(specs, ranks)[rank]]
+
+
+def cut(piece: Piece, count: int) -> list[Piece]:
+    """Return a piece cut between its rows in ``count`` pieces of nearly equal bytes.
+
+    With fewer rows than that, or when it is small, there are fewer.
+    """
+    return [one for number in range(count) for one in _split([piece], count, number)]
 
 
 def _narrow(piece: Piece, part: Region) -> Piece:

@@ -6,30 +6,47 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from resilient.errors import UnsavableState
 from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
 from resilient.format.names import STATE_DOCUMENT, rank_part_file, shard_name
 from resilient.format.regions import Region, whole
 from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.state.bundles import bundled
+from resilient.state.copying import Copies, Copy
 from resilient.state.dtypes import DTYPE_NAMES
 from resilient.state.shares import Piece, share_of, spec_of
+from resilient.state.steady import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    import torch
+
+    from resilient.format.shard import Layout
+    from resilient.state.arena import Arena
     from resilient.state.capture import CapturedPart, Snapshot
+    from resilient.state.copying import Making
     from resilient.state.partition import TensorSpec
     from resilient.world.world import World
 
 
+# Below this, to copy takes less time than to keep books of what is not copied yet.
+_LATER_BYTES_MIN = 64 << 10
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One rank's files in host memory, and the parts whose documents are among them."""
+    """One rank's files in host memory, and the parts whose documents are among them.
+
+    Attributes:
+        files: whole once ``rest`` is made.
+        parts: the parts whose documents are among them.
+        rest: what is not copied yet.
+    """
 
     files: tuple[HostFile, ...]
     parts: tuple[PartEntry, ...]
+    rest: Copies
 
     @property
     def size_bytes(self) -> int:
@@ -37,29 +54,56 @@ class Staged:
         return sum(len(file.data) for file in self.files)
 
 
-class Arena:
-    """Host buffers that are used again, because fresh pages cost several times the copy.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A file that has a layout and no bytes yet.
 
-    Args:
-        allocate: gives memory for a file of this name and length, private by default.
+    Attributes:
+        name: file name inside the checkpoint's folder.
+        part: whose tensors it holds.
+        layout: where everything of it goes.
+        pieces: what to copy, by key in the file.
     """
 
-    def __init__(self, allocate: Callable[[str, int], memoryview] | None = None) -> None:
-        self._allocate = allocate or (lambda _, size_bytes: memoryview(bytearray(size_bytes)))
-        self._buffers: dict[str, memoryview] = {}
+    name: str
+    part: str
+    layout: Layout
+    pieces: Mapping[str, Piece]
 
-    def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return ``size_bytes`` of memory for a file, the same as last time if it fits."""
-        held = self._buffers.get(name)
-        if held is None or len(held) < size_bytes:
-            held = self._buffers[name] = self._allocate(name, size_bytes)
-        return held[:size_bytes]
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """Return what the manifest says of the file's tensors."""
+        return tuple(
+            TensorEntry(
+                piece.spec.name,
+                self.part,
+                piece.spec.dtype,
+                piece.spec.shape,
+                (StoredRegion(piece.region, self.name, self.layout.starts[key], size_of(piece)),),
+            )
+            for key, piece in self.pieces.items()
+        )
+
+    def copies(self, buffer: memoryview) -> list[Copy]:
+        """Return the copies that fill the file's memory, and write its header there."""
+        buffer[: len(self.layout.head)] = self.layout.head
+        return [
+            Copy(piece.spec.name, piece.data, buffer, self.layout.starts[key])
+            for key, piece in self.pieces.items()
+        ]
 
 
-def stage(snapshot: Snapshot, world: World, arena: Arena) -> Staged:
+def size_of(piece: Piece) -> int:
+    """Return how many bytes of a file a piece takes."""
+    return piece.region.size * piece.data.element_size()
+
+
+def stage(
+    snapshot: Snapshot, world: World, arena: Arena, steady: Collection[int] = frozenset()
+) -> Staged:
     """Copy this rank's share of a snapshot into host memory.
 
-    After this returns the live state may change. At most one Staged of an arena is in use.
+    After this returns the live state may change, but for what is ``steady``: that may change
+    once ``rest`` of the result is made. At most one Staged of an arena is in use.
 
     Collective: every rank, same step; the ranks do not talk.
     Crash: nothing was stored; the checkpoint does not exist.
@@ -68,80 +112,115 @@ def stage(snapshot: Snapshot, world: World, arena: Arena) -> Staged:
         snapshot: state of this rank; tensors on any device, any strides.
         world: who this rank is; a replicated part is split evenly over its size.
         arena: the buffers to use.
+        steady: addresses of storages that nobody changes until ``rest`` is made.
 
     Returns:
-        One safetensors file per part with tensors to write, and on the coordinator the documents.
+        One safetensors file per part with tensors to write, several of a large one, and on the
+        coordinator the documents.
     """
+    drafts = draft(snapshot, world)
+    buffers = [arena.buffer(one.name, one.layout.size_bytes) for one in drafts]
+    later: list[Making] = []
+    now: list[Copy] = []
+    for one, buffer in zip(drafts, buffers, strict=True):
+        waiting, at_once = _part_by_haste(one.copies(buffer), steady)
+        later += _begin(waiting, one.name, arena)
+        now += at_once
+    for copy in now:
+        copy.make()
+    files = [
+        HostFile(one.name, buffer, one.entries())
+        for one, buffer in zip(drafts, buffers, strict=True)
+    ]
+    documents, parts = _said(snapshot, world)
+    return Staged((*files, *documents), parts, Copies(later))
+
+
+def draft(snapshot: Snapshot, world: World) -> list[Draft]:
+    """Return the files with tensors that this rank writes of a snapshot; nothing is copied."""
+    drafts = []
+    for part in snapshot.parts:
+        if part.scope == "replicated":
+            drafts += _draft_share(part, world)
+    return drafts + [
+        _draft_own(part, world.rank) for part in snapshot.parts if part.scope == "rank"
+    ]
+
+
+def _part_by_haste(
+    copies: Sequence[Copy], steady: Collection[int]
+) -> tuple[list[Copy], list[Copy]]:
+    """Return the copies that can wait, and those that cannot or are not worth it."""
+    waiting: list[Copy] = []
+    at_once: list[Copy] = []
+    for one in copies:
+        waits = one.source.nbytes >= _LATER_BYTES_MIN and address_of(one.source) in steady
+        (waiting if waits else at_once).append(one)
+    return waiting, at_once
+
+
+def _begin(copies: list[Copy], file: str, arena: Arena) -> list[Making]:
+    """Return what is to be done for these copies into one file; a device begins with its own."""
+    on_device = [one for one in copies if one.source.is_cuda]
+    work: list[Making] = [one for one in copies if not one.source.is_cuda]
+    if on_device:
+        # Only a process with a GPU pays for this.
+        from resilient.state.device import DeviceCopies
+
+        arena.lock(file)
+        work.append(DeviceCopies(on_device))
+    return work
+
+
+def _said(snapshot: Snapshot, world: World) -> tuple[list[HostFile], tuple[PartEntry, ...]]:
+    """Return the documents that this rank writes, and the parts that they are of."""
     replicated = [part for part in snapshot.parts if part.scope == "replicated"]
-    own = [part for part in snapshot.parts if part.scope == "rank"]
-    files = [file for part in replicated for file in _stage_share(part, world, arena)]
-    files += [_stage_own(part, world.rank, arena) for part in own]
-    entries = [PartEntry(part.name, "rank", _own_file(part, world.rank)) for part in own]
-    if world.is_coordinator:
-        files += _documents(replicated)
-        entries += [
-            PartEntry(part.name, "replicated", part.document or STATE_DOCUMENT)
-            for part in replicated
-        ]
-    return Staged(tuple(files), tuple(entries))
+    entries = [
+        PartEntry(part.name, "rank", _own_file(part, world.rank))
+        for part in snapshot.parts
+        if part.scope == "rank"
+    ]
+    if not world.is_coordinator:
+        return [], tuple(entries)
+    entries += [
+        PartEntry(part.name, "replicated", part.document or STATE_DOCUMENT) for part in replicated
+    ]
+    return _documents(replicated), tuple(entries)
 
 
-def _stage_share(part: CapturedPart, world: World, arena: Arena) -> list[HostFile]:
-    share = share_of(part.tensors, world)
-    return [_pack(shard_name(part.name, world.rank), part.name, share, {}, arena)] if share else []
+def _draft_share(part: CapturedPart, world: World) -> list[Draft]:
+    bundles = bundled(share_of(part.tensors, world))
+    numbers = [None] if len(bundles) == 1 else range(len(bundles))
+    return [
+        _lay_out(shard_name(part.name, world.rank, number), part.name, bundle, {})
+        for number, bundle in zip(numbers, bundles, strict=False)
+    ]
 
 
 def _own_file(part: CapturedPart, rank: int) -> str:
     return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
 
 
-def _stage_own(part: CapturedPart, rank: int, arena: Arena) -> HostFile:
+def _draft_own(part: CapturedPart, rank: int) -> Draft:
     share = [
         Piece(spec_of(name, tensor), whole(tensor.shape), tensor)
         for name, tensor in part.tensors.items()
     ]
-    metadata = {"state": _text(part.tree)}
-    return _pack(_own_file(part, rank), part.name, share, metadata, arena)
+    return _lay_out(_own_file(part, rank), part.name, share, {"state": _text(part.tree)})
 
 
-def _pack(
-    name: str,
-    part: str,
-    share: Sequence[Piece],
-    metadata: dict[str, str],
-    arena: Arena,
-) -> HostFile:
-    """Lay regions out as one safetensors file and copy them into a buffer of the arena."""
-    keys = [_key_in_file(part, piece.spec, piece.region) for piece in share]
-    slots = [
-        Slot(key, piece.spec.dtype, piece.region.lengths)
-        for key, piece in zip(keys, share, strict=True)
-    ]
-    layout = lay_out(slots, metadata)
-    buffer = arena.buffer(name, layout.size_bytes)
-    buffer[: len(layout.head)] = layout.head
-    entries = []
-    for key, piece in zip(keys, share, strict=True):
-        spec, start = piece.spec, layout.starts[key]
-        size_bytes = _copy_box(piece.data, piece.region, buffer, start)
-        place = StoredRegion(piece.region, name, start, size_bytes)
-        entries.append(TensorEntry(spec.name, part, spec.dtype, spec.shape, (place,)))
-    return HostFile(name, buffer, tuple(entries))
+def _lay_out(name: str, part: str, share: Sequence[Piece], metadata: dict[str, str]) -> Draft:
+    """Lay regions out as one safetensors file."""
+    pieces = {_key_in_file(part, piece.spec, piece.region): piece for piece in share}
+    assert len(pieces) == len(share), "a file never holds one key twice"  # noqa: S101
+    slots = [Slot(key, piece.spec.dtype, piece.region.lengths) for key, piece in pieces.items()]
+    return Draft(name, part, lay_out(slots, metadata), pieces)
 
 
 def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
     """Return the tensor's name as its own part knows it, with the region if it is only a piece."""
     path = spec.name.removeprefix(f"{part}/")
     return path if region.is_whole(spec.shape) else f"{path}@{region}"
-
-
-def _copy_box(data: torch.Tensor, region: Region, buffer: memoryview, start: int) -> int:
-    """Copy a box's elements row-major to ``buffer`` from ``start``; return their bytes."""
-    size_bytes = region.size * data.element_size()
-    if size_bytes:
-        target = torch.frombuffer(buffer, dtype=data.dtype, count=region.size, offset=start)
-        target.view(region.lengths).copy_(data)
-    return size_bytes
 
 
 def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> memoryview:
@@ -164,7 +243,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> me
     buffer = memoryview(bytearray(layout.size_bytes))
     buffer[: len(layout.head)] = layout.head
     for name, tensor in tensors.items():
-        _copy_box(tensor.detach(), whole(tensor.shape), buffer, layout.starts[name])
+        Copy(name, tensor.detach(), buffer, layout.starts[name]).make()
     return buffer
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from resilient.errors import IntegrityError, UnsavableState
+from resilient.format.trees import tensors_of
 from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -192,22 +193,30 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
         tensor: gives a tensor by name; each call may return the same object.
 
     Raises:
-        IntegrityError: the tree has a tag that this release does not know.
+        IntegrityError: the tree does not fit the grammar, for example by a tag that this release
+            does not know; then ``tensor`` was asked for nothing.
     """
+    tensors_of(tree)
+    return _build(tree, tensor)
+
+
+def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
     if isinstance(tree, list):
-        return [unflatten(one, tensor) for one in tree]
+        return [_build(one, tensor) for one in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree)) if len(tree) == 1 else ""
     if not tag.startswith("$"):
-        return {key: unflatten(one, tensor) for key, one in tree.items()}
+        return {key: _build(one, tensor) for key, one in tree.items()}
     if tag == "$tensor":
         return tensor(tree[tag])
-    reader = _READERS.get(tag)
-    if reader is None:
-        raise IntegrityError(f"unknown tag `{tag}` in a checkpoint's state")
-    raw = tree[tag]
-    return reader(unflatten(raw, tensor) if isinstance(raw, list) else raw)
+    raw = _build(tree[tag], tensor) if isinstance(tree[tag], list) else tree[tag]
+    try:
+        return _READERS[tag](raw)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise IntegrityError(
+            f"`{tag}` in a checkpoint's state says what cannot be: {error}"
+        ) from error
 
 
 def _read_dtype(raw: Any) -> torch.dtype:

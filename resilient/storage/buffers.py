@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resilient.errors import StoreError
@@ -24,6 +26,33 @@ def byte_view(data: Data, key: str = "") -> memoryview:
         raise StoreError(
             f"cannot put `{key}`: the data is no contiguous buffer of bytes", key=key
         ) from error
+
+
+MEMORY_ALIGNMENT = 64
+"""Of what torch allocates, in bytes."""
+_HUGE_BYTES_MIN = 2 << 20
+
+
+def new_memory(size_bytes: int, head_bytes: int = 0) -> memoryview:
+    """Return memory of our own for a file, in large pages where the machine has them.
+
+    The first touch of a page costs several times the copy into it, and one large page stands
+    for 512 small ones.
+
+    Args:
+        size_bytes: how much.
+        head_bytes: what stands behind so many bytes begins at a multiple of 64, as memory of
+            torch does.
+    """
+    before = -head_bytes % MEMORY_ALIGNMENT
+    if size_bytes < _HUGE_BYTES_MIN:
+        return memoryview(bytearray(size_bytes))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, before + size_bytes, flags=flags)
+    # Not every system has it, and nothing depends on it.
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[before:]
 
 
 def check_range(key: str, start: int, length: int) -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from resilient.storage.handle import PosixHandle
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.filling import Arrived
+
 _READ_MAX_BYTES = 1 << 30
+_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class Contents(Protocol):
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Return bytes of a regular file; to its end where ``length`` is None."""
+
+    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` from a regular file; return how many bytes came before its end."""
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a regular file."""
@@ -83,25 +92,6 @@ class Files(Contents, Names, Folders, Protocol):
     """All of it."""
 
 
-class PosixHandle:
-    """A file descriptor open for writing."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def write(self, data: memoryview) -> int:
-        """Call ``write(2)``, which takes at most 2 GiB at a time."""
-        return os.write(self._descriptor, data)
-
-    def sync(self) -> None:
-        """Call ``fsync(2)`` on the descriptor that wrote, the one sure to be told of an error."""
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Call ``close(2)``."""
-        os.close(self._descriptor)
-
-
 class PosixFiles:
     """The machine's own file system."""
 
@@ -112,14 +102,27 @@ class PosixFiles:
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Read only the range; never through a symbolic link, never from a pipe."""
-        # Without O_NONBLOCK the open of a pipe that someone left in the folder would never return.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
+        with _opened(path) as descriptor:
             size_bytes = _regular_size(os.fstat(descriptor), path)
             end = size_bytes if length is None else min(size_bytes, start + length)
             return _read_range(descriptor, start, end)
-        finally:
-            os.close(descriptor)
+
+    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Call ``preadv(2)``, which copies the bytes once, to where they are wanted.
+
+        What has arrived is told in pieces that the processor's cache can hold.
+        """
+        with _opened(path) as descriptor:
+            _regular_size(os.fstat(descriptor), path)
+            filled = 0
+            while filled < len(view):
+                piece = view[filled : filled + _PIECE_BYTES]
+                came = os.preadv(descriptor, [piece], start + filled)
+                if not came:
+                    break
+                filled += came
+                arrived(filled - came, filled)
+            return filled
 
     def size_bytes(self, path: Path) -> int:
         """Call ``lstat(2)``."""
@@ -187,6 +190,16 @@ def _item(entry: os.DirEntry[str]) -> Item | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return Item(entry.name, is_folder=False, size_bytes=status.st_size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    # Without O_NONBLOCK the open of a pipe that someone left in the folder would never return.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _regular_size(status: os.stat_result, path: Path) -> int:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import stat
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import (
@@ -23,18 +20,19 @@ from resilient.errors import (
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.errnos import kind_of
 from resilient.storage.files import PosixFiles
+from resilient.storage.parts import Parts
+from resilient.storage.settling import folders_of
 from resilient.storage.space import free_bytes_at
 from resilient.storage.store import Entry, check_key, is_key
+from resilient.storage.temporaries import TEMPORARY, SweepsTemporaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
-    from resilient.clock import Clock
     from resilient.storage.files import Files, Handle
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Data
-
-TEMPORARY = ".tmp-"
-"""How the name of a file being written begins: outside the grammar of keys, so invisible."""
 
 _POSIX = PosixFiles()
 _NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
@@ -42,7 +40,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 _CREATE_TRIES_MAX = 20
 
 
-class LocalStore:
+class LocalStore(SweepsTemporaries):
     """Objects as files under one folder.
 
     What others leave in the folder is not touched: symbolic links, pipes and names outside
@@ -50,7 +48,7 @@ class LocalStore:
     not entered.
 
     Crash: what a process that dies leaves behind is a file whose name begins with ``.tmp-``,
-    which nobody sees and ``sweep_temporaries`` removes.
+    which nobody sees and ``sweep`` removes, as the next life does.
 
     Args:
         root: the folder; created by the first ``put``.
@@ -58,11 +56,14 @@ class LocalStore:
     """
 
     exclusive = True
+    # Long ones, for a disk is read ahead of whoever reads one byte behind the other.
+    ranges = Parts(part_bytes=256 << 20, in_flight=4)
 
     def __init__(self, root: Path, files: Files = _POSIX) -> None:
         self._root = root.resolve()
         self._files = files
         self._anchored = False
+        self._settled = False
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
@@ -104,10 +105,17 @@ class LocalStore:
         with self._errors("get", key, reading=True):
             return self._files.read(file, start, length)
 
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
+        file = self._file(key)
+        check_range(key, start, len(view))
+        with self._errors("get", key, reading=True):
+            return self._files.read_into(file, start, view, arrived)
+
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
         with self._errors("list", prefix):
-            return sorted(self._walk(self._root, "", prefix))
+            return sorted(_walk(self._files, self._root, "", prefix))
 
     def delete(self, key: str) -> None:
         """Remove the object, and the folders that it leaves empty; a missing one is no error.
@@ -131,6 +139,20 @@ class LocalStore:
         with self._errors("stat", key, reading=True):
             return Entry(key, self._files.size_bytes(file))
 
+    def settle(self) -> None:
+        """Sync every folder once, because a process that was killed may not have come to it.
+
+        Crash: nothing that can be seen was changed.
+        """
+        if self._settled:
+            return
+        with self._errors("settle", ""):
+            for folder in folders_of(self._files, self._root):
+                # Not made yet, or removed meanwhile: then there is nothing in it to keep.
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._sync(lambda one=folder: self._files.sync_folder(one), "")  # type: ignore[misc]
+        self._settled = True
+
     def free_bytes(self) -> int | None:
         """Return what may still be written here, None if nobody knows."""
         return free_bytes_at(self._root)
@@ -150,7 +172,7 @@ class LocalStore:
 
     def _write(self, folder: Path, view: memoryview, key: str, undo: ExitStack) -> Path:
         temporary, handle = self._create(folder, key)
-        undo.callback(self._discard, temporary)
+        undo.callback(_discard, self._files, temporary)
         with closing(handle):
             _write_all(handle, view)
             self._sync(handle.sync, key)
@@ -199,11 +221,6 @@ class LocalStore:
                 hint=f"findmnt --target {self._root}",
             ) from error
 
-    def _discard(self, temporary: Path) -> None:
-        # What cannot be removed is invisible, and swept later.
-        with suppress(OSError):
-            self._files.unlink(temporary)
-
     def _sync_folders(self, folder: Path, key: str) -> None:
         # Every folder up to the root, not only those made here: another process may have made
         # one and not have come to its sync, and an object is as durable as the way to it.
@@ -249,17 +266,6 @@ class LocalStore:
                 hint=f"df -h {self._root}" if kind is StoreFull else "dmesg | tail",
             ) from error
 
-    def _walk(self, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
-        for item in self._files.items(folder):
-            key = at + item.name
-            if not is_key(key):
-                continue
-            if not item.is_folder:
-                if key.startswith(prefix):
-                    yield Entry(key, item.size_bytes)
-            elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
-                yield from self._walk(folder / item.name, f"{key}/", prefix)
-
     def _remove_emptied(self, folder: Path) -> None:
         # Not synced: an empty folder that comes back is no object. Not emptied or already
         # removed by another process: the end of the way.
@@ -283,45 +289,27 @@ class LocalStore:
             ) from error
 
 
+def _discard(files: Files, temporary: Path) -> None:
+    # What cannot be removed is invisible, and swept later.
+    with suppress(OSError):
+        files.unlink(temporary)
+
+
+def _walk(files: Files, folder: Path, at: str, prefix: str) -> Iterator[Entry]:
+    for item in files.items(folder):
+        key = at + item.name
+        if not is_key(key):
+            continue
+        if not item.is_folder:
+            if key.startswith(prefix):
+                yield Entry(key, item.size_bytes)
+        elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
+            yield from _walk(files, folder / item.name, f"{key}/", prefix)
+
+
 def _write_all(handle: Handle, view: memoryview) -> None:
     while view.nbytes:
         written = handle.write(view)
         if written <= 0:
             raise OSError(errno.EIO, "the file takes no more bytes and gives no reason")
         view = view[written:]
-
-
-def sweep_temporaries(root: Path, older_than_seconds: float, clock: Clock) -> list[Path]:
-    """Remove temporary files that nobody has written to for ``older_than_seconds``.
-
-    A write in progress touches its file at each of its parts, so an hour is generous. Other
-    names are not touched, and symbolic links are not followed. A store's own file that is
-    removed by mistake makes one ``put`` fail; it damages no object.
-
-    Args:
-        root: the folder of the store.
-        older_than_seconds: age by the file system's clock, so leave room for a skew.
-        clock: whose wall clock is now.
-
-    Returns:
-        The files that were removed.
-    """
-    oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
-    removed = []
-    for folder, _, names in os.walk(root, followlinks=False):
-        for name in names:
-            path = Path(folder, name)
-            if name.startswith(TEMPORARY) and _is_stale(path, oldest):
-                # Its writer may have been slower than we thought, and have finished just now.
-                with suppress(FileNotFoundError):
-                    path.unlink()
-                    removed.append(path)
-    return sorted(removed)
-
-
-def _is_stale(path: Path, oldest: float) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_mtime < oldest

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from resilient.clock import Clock
+    from resilient.storage.filling import Arrived
     from resilient.storage.s3_options import S3Options
     from resilient.storage.store import Data
 
@@ -66,7 +67,7 @@ class ObstoreStore:
     def __init__(self, url: str, options: S3Options) -> None:
         self.url = redacted(url)
         self._options = options
-        self._parts = options.parts
+        self._parts = self.ranges = options.parts
         parts = urlsplit(url)
         # A user in the URL is nobody's credential: s3:// has no such form.
         bucket, prefix = parts.netloc.rpartition("@")[2], parts.path.strip("/")
@@ -134,18 +135,14 @@ class ObstoreStore:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
-        check_range(check_key(key), start, length)
-        if length == 0:
-            # HTTP cannot ask for nothing, but a missing object is still missing.
-            self.stat(key)
-            return b""
-        with self._errors("get", key, reading=True):
-            try:
-                return obstore.get_range(self._bucket, key, start=start, length=length).to_bytes()
-            except _CAUGHT as error:
-                if _status(error) == _NOT_SATISFIABLE:
-                    return b""
-                raise
+        return bytes(self._range(key, start, length))
+
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
+        came = self._range(key, start, len(view))
+        view[: len(came)] = came
+        arrived(0, len(came))
+        return len(came)
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
@@ -189,6 +186,20 @@ class ObstoreStore:
             if _status(error) == _NOT_SATISFIABLE:
                 return obstore.get(self._bucket, key)
             raise
+
+    def _range(self, key: str, start: int, length: int) -> memoryview:
+        check_range(check_key(key), start, length)
+        if length == 0:
+            # HTTP cannot ask for nothing, but a missing object is still missing.
+            self.stat(key)
+            return memoryview(b"")
+        with self._errors("get", key, reading=True):
+            try:
+                return memoryview(obstore.get_range(self._bucket, key, start=start, length=length))
+            except _CAUGHT as error:
+                if _status(error) == _NOT_SATISFIABLE:
+                    return memoryview(b"")
+                raise
 
     def _read_version(self, key: str, version: str | None, start: int, length: int) -> memoryview:
         options: dict[str, Any] = {"range": (start, start + length)}

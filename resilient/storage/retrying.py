@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
 from resilient.storage.buffers import byte_view
+from resilient.storage.filling import fill, ranges_of
+from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
 from resilient.storage.store import Sweepable
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from resilient.clock import Clock
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Entry, Store
 
 Result = TypeVar("Result")
@@ -45,6 +48,7 @@ class RetryingStore:
         self._jitter = jitter or Random()  # noqa: S311 - spreads load, keeps no secret
         self.url = store.url
         self.exclusive = store.exclusive
+        self.ranges = ranges_of(store)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key``; again is harmless, for an object is put whole."""
@@ -83,6 +87,10 @@ class RetryingStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return self._persist(lambda: self._store.get_range(key, start, length))
 
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` from offset ``start``, from its first byte again at each try."""
+        return self._persist(lambda: fill(self._store, key, start, view, arrived))
+
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
         # Read to the end here: a page that fails later would fail outside the retries.
@@ -104,6 +112,10 @@ class RetryingStore:
         if not isinstance(store, Sweepable):
             return ()
         return self._persist(lambda: store.sweep(is_ours, older_than_seconds, clock))
+
+    def settle(self) -> None:
+        """Make durable what can be seen, where the inner store knows of a difference."""
+        settle(self._store)
 
     def free_bytes(self) -> int | None:
         """Return what the inner store says, for the room that is left."""

@@ -17,11 +17,13 @@ import shutil
 from pathlib import Path
 
 from resilient.errors import StoreDenied, StoreFull
+from resilient.storage.machine import memory_left_bytes
 
 ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
 _PREFIX = "resilient-"
 _OWNER = "owner.json"
 _ATTEMPTS_MAX = 16
+_SPARE_BYTES = 128 << 20
 
 
 class SharedFolder:
@@ -51,6 +53,13 @@ class SharedFolder:
         Raises:
             StoreFull: that much is not free.
         """
+        left_bytes = memory_left_bytes()
+        if left_bytes is not None and size_bytes > left_bytes - _SPARE_BYTES:
+            raise StoreFull(
+                f"{size_bytes} bytes of shared memory are too many: this host has {left_bytes} "
+                f"bytes of memory left and {_SPARE_BYTES} must stay",
+                hint="free -b; a container's is set by its memory limit",
+            )
         self._made += 1
         path = self.path / f"{self._made:06d}"
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.filling import Arrived
     from resilient.testing.faults import Fault
 
 
@@ -88,6 +89,13 @@ class PowerLossFiles:
         with self._step("read"):
             content = bytes(self._file(path).content)
             return content[start:] if length is None else content[start : start + length]
+
+    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` with bytes of a file."""
+        content = self.read(path, start, len(view))
+        view[: len(content)] = content
+        arrived(0, len(content))
+        return len(content)
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a file."""

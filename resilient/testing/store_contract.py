@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from resilient.errors import KeyExists, KeyNotFound, NotExclusive, StoreError
+from resilient.storage.filling import fill
 from resilient.storage.store import Entry
 
 if TYPE_CHECKING:
@@ -93,6 +94,13 @@ class StoreContract:
         """Fewer bytes than asked for only at the end."""
         store.put("a/b", b"0123456789")
         assert store.get_range("a/b", start, length) == expected
+        memory = bytearray(b"." * length)
+        pieces: list[tuple[int, int]] = []
+        view = memoryview(memory)
+        came = fill(store, "a/b", start, view, lambda *piece: pieces.append(piece))
+        assert came == len(expected)
+        assert [stop for _, stop in pieces][-1:] in ([came], [])
+        assert memory == expected + b"." * (length - len(expected))
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])
     def test_a_negative_range_is_refused(self, store: Store, start: int, length: int) -> None:
@@ -100,6 +108,8 @@ class StoreContract:
         store.put("a", b"0123456789")
         with pytest.raises(StoreError):
             store.get_range("a", start, length)
+        with pytest.raises(StoreError):
+            fill(store, "a", -1, memoryview(bytearray(5)), lambda *_: None)
 
     def test_a_missing_object_is_not_found(self, store: Store) -> None:
         """In an empty store, beside other objects, and where a folder is."""
@@ -111,6 +121,8 @@ class StoreContract:
                 store.get_range(key, 0, 1)
             with pytest.raises(KeyNotFound):
                 store.get_range(key, 0, 0)
+            with pytest.raises(KeyNotFound):
+                fill(store, key, 0, memoryview(bytearray(1)), lambda *_: None)
             with pytest.raises(KeyNotFound):
                 store.stat(key)
 

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from resilient.errors import ConfigError
+from resilient.format.parity import check_parity
 from resilient.train.names import did_you_mean, only_known
+from resilient.vault.desk import UNCHANGED
 from resilient.vault.retention import parse_retention
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ _CHOICES = {
     "lr_scheduler_type": SCHEDULERS,
     "optim": OPTIMIZERS,
     "on_save_failure": SAVE_FAILURES,
+    "save_unchanged": UNCHANGED,
     "parallelism": PARALLELISMS,
 }
 _AT_LEAST_ONE = (
@@ -122,6 +125,12 @@ class TrainingArguments(metaclass=_Named):
     save_retention: Mapping[str, Any] | None = _option(
         None, "keep_best, keep_every, keep_hourly, ... (Retention)"
     )
+    save_parity: int = _option(
+        0, "files of each rank that may be lost and are computed back; each costs the longest one"
+    )
+    repair_on_restore: bool = _option(
+        default=True, help="compute damaged files back from parity instead of going further back"
+    )
     load_best_model_at_end: bool = _option(default=False, help="end with the best weights saved")
     metric_for_best_model: str | None = _option(None, "metric that says which model is best")
     greater_is_better: bool | None = _option(None, "None: unless the metric's name ends in loss")
@@ -159,7 +168,11 @@ class TrainingArguments(metaclass=_Named):
         repr=False,
         metadata={"help": "endpoint, credentials and the like of repo; never shown, never saved"},
     )
+    save_unchanged: str = _option("refer", "bytes that are stored already: refer, write (again)")
     on_save_failure: str = _option("stop", "what a failed save does to training: stop, continue")
+    save_overlap: bool = _option(
+        default=True, help="copy what only the optimizer changes beside the next step"
+    )
     save_within_seconds: float = _option(600.0, "time after which a save has failed")
     grace_seconds: float = _option(
         20.0,
@@ -180,6 +193,7 @@ class TrainingArguments(metaclass=_Named):
         _check_combinations(self)
         # Spelt wrongly it must not be found out at the first save.
         parse_retention(self.save_retention or {}, self.save_total_limit)
+        check_parity(self.save_parity)
 
     @property
     def retention(self) -> Retention:

@@ -13,11 +13,14 @@ from resilient.vault.facts import PartsStartedFresh
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.checkpointer import About, Checkpointer, Resumed
+    from resilient.checkpointer import About, Checkpointer
     from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.state import TrainerState
+    from resilient.vault.choose import Resumed
+
+_WARM_AT = 2
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Saver:
         about: what a checkpoint says of itself, asked at each save.
         best: which checkpoint holds the best model.
         state: counts steps; told where the best model is.
-        args: ``on_save_failure``.
+        args: ``on_save_failure``, ``save_overlap``.
         emit: where events go.
     """
 
@@ -72,6 +75,7 @@ class Saver:
         # What is saved at step 0 is nothing: a new life would begin the same way.
         self._saved: CheckpointId | None = None
         self._saved_step = 0
+        self._updates = 0
 
     def resume(self, ref: str, cause: str) -> Resumed | None:
         """Restore everything from where the last life got to, if there was one. Collective."""
@@ -107,6 +111,17 @@ class Saver:
             self._saved = self._save_once(step)
         self._saved_step = step
         return True
+
+    def before_update(self) -> None:
+        """Wait until the state may change that the last save is still copying.
+
+        Before the second step, when optimizers have their state, also get memory for the first
+        save.
+        """
+        self._checkpointer.before_update()
+        self._updates += 1
+        if self._updates == _WARM_AT and self._args.save_strategy != "no":
+            self._checkpointer.warm(self.parts)
 
     def found_best(self) -> None:
         """Remember that the model of this step is the best, if a checkpoint holds it already."""
@@ -148,7 +163,9 @@ class Saver:
     def _save_once(self, step: int) -> CheckpointId:
         keep = [self.best.checkpoint] if self.best.checkpoint else []
         about = replace(self._about(), metrics=self._state.measured())
-        return self._checkpointer.save(step, self.parts, about, keep=keep)
+        return self._checkpointer.save(
+            step, self.parts, about, keep=keep, overlap=self._args.save_overlap
+        )
 
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint

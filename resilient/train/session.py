@@ -95,11 +95,15 @@ class Session:
             retention=args.retention,
             within_seconds=args.save_within_seconds,
             single_writer=launch.single_writer,
+            parity=args.save_parity,
+            repair_on_restore=args.repair_on_restore,
+            save_unchanged=args.save_unchanged,
             # Whoever launches names the place, and so knows better how to get there.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,
             scope=topic,
             keeper=self._keeper(),
+            require_signature=launch.require_signature,
         )
 
     def _keeper(self) -> KeeperAddress | None:

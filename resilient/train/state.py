@@ -11,6 +11,8 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import IntegrityError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 # Facts about this process, not about training: every rank shows the same ones, keeps its own.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
+_NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
 
 
 @dataclass
@@ -55,10 +58,16 @@ class TrainerState:
         return {**asdict(self), **dict.fromkeys(_OWN, True)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the known fields; unknown ones, of a newer version, are left alone."""
+        """Take the known fields; unknown ones, of a newer version, are left alone.
+
+        Raises:
+            TypeError: one has a value that this field cannot have; nothing was taken.
+        """
         known = {one.name for one in fields(self)} - set(_OWN)
-        for name in known & set(state_dict):
-            setattr(self, name, state_dict[name])
+        taken = {name: state_dict[name] for name in known & set(state_dict)}
+        _require_kinds(taken)
+        for name, value in taken.items():
+            setattr(self, name, value)
 
     def save_to_json(self, json_path: str | Path) -> None:
         """Write the state as the field's ``trainer_state.json``."""
@@ -69,12 +78,25 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
-        """Read a ``trainer_state.json``; fields that we do not know are ignored."""
+        """Read a ``trainer_state.json``; fields that we do not know are ignored.
+
+        Raises:
+            IntegrityError: it is no such file.
+        """
         from pathlib import Path
 
-        loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
-        known = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in loaded.items() if name in known})
+        try:
+            loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
+            known = {one.name for one in fields(cls)}
+            taken = {name: value for name, value in loaded.items() if name in known}
+            _require_kinds(taken)
+        except (ValueError, RecursionError, TypeError, AttributeError) as error:
+            raise IntegrityError(
+                f"`{json_path}` is no trainer state: {error}",
+                key=str(json_path),
+                hint="resilient ckpt verify REPO, or take the file of an older checkpoint",
+            ) from error
+        return cls(**taken)
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the evaluations at the present step, by name."""
@@ -92,6 +114,24 @@ class TrainerState:
         self.logging_steps = absolute_steps(args.logging_steps, max_steps)
         self.eval_steps = absolute_steps(eval_steps, max_steps)
         self.save_steps = absolute_steps(args.save_steps, max_steps)
+
+
+def _require_kinds(taken: Mapping[str, Any]) -> None:
+    """Raise TypeError where a field has a value of another kind than its default."""
+    defaults = TrainerState()
+    for name, value in taken.items():
+        if not _is_kind(getattr(defaults, name), value, may_be_none=name in _NUMBERS_OR_NONE):
+            raise TypeError(f"`{name}` cannot be {value!r:.40}")
+
+
+def _is_kind(default: Any, value: Any, *, may_be_none: bool) -> bool:
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, int | float) or (may_be_none and value is not None):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, list):
+        return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, dict) if isinstance(default, dict) else True
 
 
 def absolute_steps(steps: float, max_steps: int) -> int:

@@ -125,6 +125,8 @@ class Trainer(TrainerBase):
                 fire("on_substep_end")
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
         run.meters.end_step(grad_norm, optimizer.param_groups[0]["lr"])
+        # The save before may still be copying what the optimizer is about to change.
+        run.saver.before_update()
         fire("on_pre_optimizer_step")
         stepped = self.precision.step(optimizer)
         fire("on_optimizer_step")
@@ -158,6 +160,7 @@ class Trainer(TrainerBase):
                 self.log(run.meters.take())
         if control.should_evaluate:
             control.should_evaluate = False
+            run.saver.before_update()
             run.strategy.align(run.model)
             self._judge(run, self.evaluate())
         if control.should_save:

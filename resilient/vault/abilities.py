@@ -14,7 +14,7 @@ from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyExists, KeyNotFound, NotExclusive
-from resilient.format.document import seal, unseal
+from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
 from resilient.format.names import ABILITIES, probe_key
 from resilient.storage.urls import protocol_of
 from resilient.vault.fetch import fetch
@@ -72,7 +72,7 @@ def recorded(store: Store) -> bool | None:
         StoreError: the store failed.
     """
     try:
-        fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES))
+        fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
     except (IntegrityError, KeyNotFound):
         return None
     # A repository that was copied says nothing about where it lies now.

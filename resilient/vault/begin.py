@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from resilient import events
 from resilient.errors import ResilientError
-from resilient.format.names import split_checkpoint_key
+from resilient.format.names import is_file_name, parse_checkpoint
+from resilient.storage.settling import settle
 from resilient.storage.store import Sweepable
+from resilient.storage.temporaries import TEMPORARY
 from resilient.vault.abilities import check_abilities
 from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim
@@ -36,6 +38,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
 
     def work(_shown: list[Any]) -> dict[str, Any]:
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
+        settle(desk.store)
         above = max((one.generation for one in folders_of(desk.store)), default=0)
         return claim(
             desk.store,
@@ -67,7 +70,7 @@ def _tell_what_is_left(desk: Desk) -> None:
 
 
 def sweep_uploads(desk: Desk, mine: int) -> None:
-    """Abort the uploads that killed processes of older lives left unfinished.
+    """Remove what killed processes of older lives left unfinished: uploads, temporary files.
 
     No age is needed: nothing that an older life still writes can be committed any more. What
     cannot be cleaned up costs storage, not safety, so a failure is only an event.
@@ -78,8 +81,10 @@ def sweep_uploads(desk: Desk, mine: int) -> None:
         return
 
     def is_of_an_older_life(key: str) -> bool:
-        split = split_checkpoint_key(key)
-        return split is not None and split[0].generation < mine
+        folder, _, name = key.partition("/")
+        checkpoint = parse_checkpoint(folder)
+        is_known = is_file_name(name) or name.startswith(TEMPORARY)
+        return is_known and checkpoint is not None and checkpoint.generation < mine
 
     try:
         gone = desk.store.sweep(is_of_an_older_life, 0.0, desk.clock)

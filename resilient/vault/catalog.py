@@ -20,6 +20,7 @@ from resilient.errors import (
     RepositoryNotFound,
     UsageError,
 )
+from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import Manifest, decode
 from resilient.format.names import (
     CHECKPOINTS,
@@ -107,7 +108,23 @@ def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
         IncompatibleCheckpoint: written by a newer release.
     """
     key = checkpoint.manifest_key
-    return fetch(store, key, lambda data: decode(data, key))
+    return fetch(store, key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
+
+
+def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
+    """Return what the second copy of a manifest says, proved; for repairs alone.
+
+    It says nothing about whether the checkpoint exists.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is no copy.
+        IntegrityError: the copy is damaged.
+        IncompatibleCheckpoint: written by a newer release.
+    """
+    key = checkpoint.manifest_key
+    return fetch(store, checkpoint.copy_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def lineage(

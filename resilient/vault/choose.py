@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.vault.catalog import Skipped, lineage, resolve
-from resilient.vault.read import Proved, read
+from resilient.vault.read import UNSIGNED, Proved, read
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from resilient.format.extents import Boxes
     from resilient.format.manifest import Manifest
+    from resilient.format.signature import Signing
     from resilient.storage.store import Store
     from resilient.world.comms import Comms
 
@@ -39,16 +40,39 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a life goes on from.
+
+    Attributes:
+        checkpoint: the one that all ranks proved and loaded.
+        step: its step.
+        config: the configuration of the run that saved it.
+        world_size: how many ranks saved it.
+        absent: parts that were asked for and that it does not hold.
+    """
+
+    checkpoint: CheckpointId
+    step: int
+    config: Mapping[str, Any]
+    world_size: int
+    absent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What this rank needs of a checkpoint.
 
     Attributes:
         parts: stored names of the parts.
         boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
+        signing: whether only what is signed may be taken, and by which key.
+        mends: whether damage is computed back from parity before an older checkpoint is taken.
     """
 
     parts: Collection[str]
     boxes: Callable[[Manifest], Boxes] | None = None
+    signing: Signing = UNSIGNED
+    mends: bool = False
 
 
 def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:
@@ -109,7 +133,9 @@ def _try(
 
     def work() -> tuple[Proved | None, str]:
         try:
-            return read(store, checkpoint, wanted.parts, wanted.boxes), ""
+            return read(
+                store, checkpoint, wanted.parts, wanted.boxes, wanted.signing, mends=wanted.mends
+            ), ""
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from resilient.format.manifest import Manifest, finite
+from resilient.errors import UnsavableState
+from resilient.format.manifest import Manifest
 from resilient.format.names import CheckpointId
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def describe(
         world={"size": desk.world.size, "strategy": about.strategy},
         config=about.config,
         data=about.data,
-        metrics=finite(about.metrics),
+        metrics=_finite(about.metrics),
         protects=tuple(sorted(keep)),
         software=_software(),
         files=(),
@@ -67,7 +70,24 @@ def describe(
     )
 
 
+@cache
 def _software() -> dict[str, str]:
     names = ("resilient-train", "torch", "numpy")
     versions = {name: importlib.metadata.version(name) for name in names}
     return {"python": platform.python_version(), **versions}
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that a manifest can hold, as plain numbers; NaN and infinity cannot.
+
+    Raises:
+        UnsavableState: one is no number.
+    """
+    plain = {}
+    for name, value in metrics.items():
+        try:
+            plain[name] = float(value)
+        except (TypeError, ValueError) as error:
+            path = f"metrics/{name}"
+            raise UnsavableState(f"`{path}` is no number: {value!r}", path=path) from error
+    return {name: value for name, value in plain.items() if math.isfinite(value)}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
+from resilient.format.parity import check_parity
+from resilient.format.signature import Signing
 from resilient.vault.retention import Retention
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from resilient.world.comms import Comms
     from resilient.world.world import World
 
+UNCHANGED = ("refer", "write")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -27,11 +32,30 @@ class Limits:
         within_seconds: how long one phase of a save or one candidate of a resume may take.
         single_writer: the user promises to be the only job, so a store without exclusive
             create may be used.
+        save_unchanged: ``refer``: bytes that the store has already are not written again;
+            ``write``: every checkpoint stands for itself.
+        parity: how many files of each rank may be lost and be computed back.
+        repair_on_restore: whether a restore computes damaged files back, in memory, where parity
+            can, instead of going back to an older checkpoint.
+
+    Raises:
+        ConfigError: a value that is not accepted.
     """
 
     retention: Retention = field(default_factory=Retention)
     within_seconds: float = 600.0
     single_writer: bool = False
+    save_unchanged: str = "refer"
+    parity: int = 0
+    repair_on_restore: bool = True
+
+    def __post_init__(self) -> None:
+        check_parity(self.parity)
+        if self.save_unchanged not in UNCHANGED:
+            raise ConfigError(
+                f"`save_unchanged`={self.save_unchanged!r} is not accepted: "
+                f"use one of {', '.join(UNCHANGED)}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
@@ -53,6 +77,7 @@ class Desk:
         limits: the bounds.
         clock: time.
         emit: where events go.
+        signing: whether what is committed is signed, and what is read must be.
     """
 
     store: Store
@@ -60,6 +85,7 @@ class Desk:
     limits: Limits
     clock: Clock
     emit: Emitter
+    signing: Signing = field(default_factory=Signing)
 
     @property
     def world(self) -> World:

@@ -10,17 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import IntegrityError
+from resilient.storage.filling import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.storage.filling import Arrived
     from resilient.storage.store import Store
 
 Result = TypeVar("Result")
 
 
-def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
-    """Return what ``prove`` makes of an object.
+def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_max: int) -> Result:
+    """Return what ``prove`` makes of an object, once its size was found to be within bounds.
 
     Crash: reads only.
 
@@ -28,15 +30,46 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result]) -> Result:
         store: where it is.
         key: its key.
         prove: returns a value, or raises IntegrityError.
+        size_bytes_max: what may be read into memory.
 
     Raises:
-        IntegrityError: it does not fit, twice.
+        IntegrityError: it does not fit, twice, or is larger than anything that would.
         KeyNotFound: no such object.
         StoreError: the store failed.
     """
+    size_bytes = store.stat(key).size_bytes
+    if size_bytes > size_bytes_max:
+        raise IntegrityError(
+            f"`{key}` has {size_bytes} bytes where at most {size_bytes_max} can be right; it was "
+            "not read",
+            key=key,
+        )
     try:
         return prove(store.get(key))
     except IntegrityError:
         # Left before the second reading: the error's frames hold the bytes of the first.
         pass
     return prove(store.get(key))
+
+
+def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arrived) -> int:
+    """Fill ``view`` with bytes of an object that ``prove`` accepts, and return how many came.
+
+    Crash: reads only.
+
+    Args:
+        store: where it is.
+        key: its key.
+        start: offset in it, bytes.
+        view: memory that nobody looks at before this has returned.
+        prove: told of each piece that came; raises IntegrityError.
+
+    Raises:
+        IntegrityError: they do not fit, twice.
+        KeyNotFound: no such object.
+        StoreError: the store failed.
+    """
+    try:
+        return fill(store, key, start, view, prove)
+    except IntegrityError:
+        return fill(store, key, start, view, prove)

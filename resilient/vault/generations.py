@@ -12,8 +12,16 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import Fenced, IntegrityError, KeyExists, KeyNotFound, NotExclusive
-from resilient.format.document import seal, unseal
+from resilient.errors import (
+    ConfigError,
+    Fenced,
+    IntegrityError,
+    KeyExists,
+    KeyNotFound,
+    NotExclusive,
+)
+from resilient.format.bounds import check_record
+from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
 from resilient.format.names import (
     GENERATIONS,
     CheckpointId,
@@ -32,6 +40,9 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _ATTEMPTS_MAX = 64
+_FORMAT = "resilient-generation"
+_MARK_FORMAT = "resilient-committed"
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +70,8 @@ class Generation:
     def to_json(self) -> dict[str, Any]:
         """Return the record's fields."""
         return {
-            "format": "resilient-generation",
-            "version": 1,
+            "format": _FORMAT,
+            "version": _VERSION,
             "number": self.number,
             "run_id": self.run_id,
             "parent": self.parent.folder if self.parent else None,
@@ -72,12 +83,20 @@ class Generation:
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Generation:
-        """Return the record that ``to_json`` described."""
-        parent = fields["parent"]
+        """Return the record that ``to_json`` described.
+
+        Raises:
+            ValueError: it is none.
+        """
+        check_record(fields)
+        folder = fields["parent"]
+        parent = parse_checkpoint(folder) if folder is not None else None
+        if folder is not None and parent is None:
+            raise ValueError(f"{folder!r} names no checkpoint")
         return Generation(
-            int(fields["number"]),
+            fields["number"],
             fields["run_id"],
-            parse_checkpoint(parent) if parent is not None else None,
+            parent,
             fields["cause"],
             fields["claimed_at"],
             fields["host"],
@@ -109,6 +128,7 @@ def claim(
             without exclusive create (docs/guarantees.md).
 
     Raises:
+        ConfigError: the cause is no short text.
         NotExclusive: the store cannot fence and the user did not promise to be alone.
         StoreError: the store failed.
     """
@@ -130,12 +150,23 @@ def claim(
             socket.gethostname(),
             uuid.uuid4().hex,
         )
+        _check_writable(record)
         try:
             create_record(store, generation_key(candidate), seal(record.to_json()))
         except KeyExists:
             continue
         return record
     raise Fenced(f"{_ATTEMPTS_MAX} other lives began at {store.url} at the same moment")
+
+
+def _check_writable(record: Generation) -> None:
+    """Refuse a record that no reader would take."""
+    try:
+        check_record(record.to_json())
+    except ValueError as error:
+        raise ConfigError(
+            f"life {record.number} cannot be recorded: {error}", hint="give a cause of one word"
+        ) from error
 
 
 def create_record(store: Store, key: str, data: bytes) -> None:
@@ -187,8 +218,23 @@ def mark_committed(store: Store, number: int) -> None:
     Raises:
         StoreError: the store failed; the commit stands.
     """
-    document = {"format": "resilient-committed", "version": 1, "number": number}
+    document = {"format": _MARK_FORMAT, "version": _VERSION, "number": number}
     store.put(committed_key(number), seal(document))
+
+
+def check_mark(store: Store, number: int) -> None:
+    """Hold the mark of a life against what it must say; resume asks only whether it is there.
+
+    Crash: reads only.
+
+    Raises:
+        IntegrityError: it is damaged.
+        KeyNotFound: there is none.
+    """
+    key = committed_key(number)
+    fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
+    if (fields.get("format"), fields.get("number")) != (_MARK_FORMAT, number):
+        raise IntegrityError(f"`{key}` is not the mark of life {number}", key=key)
 
 
 def read_generation(store: Store, number: int) -> Generation:
@@ -201,7 +247,9 @@ def read_generation(store: Store, number: int) -> Generation:
         KeyNotFound: there is none.
     """
     key = generation_key(number)
-    fields = fetch(store, key, lambda data: unseal(data, key))
+    fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
+    if fields.get("format") != _FORMAT or fields.get("version") != _VERSION:
+        raise IntegrityError(f"`{key}`: not a record that this release reads", key=key)
     try:
         record = Generation.from_json(fields)
     except (KeyError, TypeError, ValueError) as error:

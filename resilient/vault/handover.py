@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ResilientError, UsageError
@@ -12,9 +13,13 @@ from resilient.format.manifest import Receipt, TensorEntry, decode, encode
 from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
 from resilient.format.shard import HostFile
 from resilient.vault.persist import Job
+from resilient.vault.refer import Base
+from resilient.world.agreement import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,9 @@ def to_json(job: Job, rank: int) -> dict[str, Any]:
         "is_first": job.is_first,
         "topic": job.topic,
         "began_seconds": job.began_seconds,
-        "stall_seconds": job.stall_seconds,
+        "stall_seconds": job.stall_seconds(),
+        "bases": [one.to_json() for one in job.bases],
+        "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
     }
 
 
@@ -76,7 +83,7 @@ def from_json(
     """
     try:
         return _job(value, memory_of, rank)
-    except (KeyError, TypeError, ValueError, AttributeError, ResilientError) as error:
+    except _NONSENSE as error:
         raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
 
 
@@ -105,7 +112,9 @@ def _job(value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], 
         is_first=bool(value["is_first"]),
         topic=str(value["topic"]),
         began_seconds=float(value["began_seconds"]),
-        stall_seconds=float(value["stall_seconds"]),
+        stall_seconds=partial(float, float(value["stall_seconds"])),
+        bases=tuple(Base.from_json(one) for one in value["bases"]),
+        spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
     )
 
 

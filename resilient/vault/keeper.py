@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError, UsageError
 from resilient.storage.shared import ROOT, SharedFolder, sweep
+from resilient.vault.manners import step_back
 from resilient.vault.room import Room
 from resilient.vault.seat import Seat
 from resilient.world.agreement import Failure
@@ -148,6 +149,7 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    step_back()
     sweep(given.shared)
     folder = SharedFolder(given.shared)
     # Listening on all interfaces it has no name of its own: the ranks know one.

@@ -18,17 +18,24 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.format.manifest import Manifest, PartEntry, Receipt
-from resilient.vault.commit import commit, gather_receipts
+from resilient.vault import facts
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import mark_committed
+from resilient.vault.refer import Division, divide
 from resilient.vault.rotate import discard, rotate
+from resilient.vault.signing import Signature, digests_of
 from resilient.vault.space import require_space
 from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
+    from resilient.vault.glimpse import Glimpses
+    from resilient.vault.refer import Base
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,9 @@ class Job:
         is_first: whether this life has committed nothing yet.
         topic: names the agreement; the same on every rank and never used before.
         began_seconds: monotonic time when ``save`` was called.
-        stall_seconds: how long training waited.
+        stall_seconds: how long training has waited for it so far.
+        bases: checkpoints whose bytes may be referred to, the likeliest first.
+        spoiled: why the bytes are not what they should be, told to all in place of a receipt.
     """
 
     about: Manifest
@@ -53,15 +62,24 @@ class Job:
     is_first: bool
     topic: str
     began_seconds: float
-    stall_seconds: float
+    stall_seconds: Callable[[], float]
+    bases: tuple[Base, ...] = ()
+    spoiled: Failure | None = None
 
 
-def persist(desk: Desk, job: Job) -> Receipt:
-    """See that there is room, write this rank's files, agree; the coordinator commits and rotates.
+def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
+    """Write what the store has not yet of this rank's files, agree; the coordinator commits.
+
+    Before that it sees that there is room, and afterwards it rotates.
 
     Collective: every rank, same topic.
     Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
     exist and older ones are untouched.
+
+    Args:
+        desk: the repository, the ranks, the bounds.
+        job: the save.
+        glimpses: of this rank's last save; spare work.
 
     Returns:
         What this rank stored of the checkpoint, which is committed.
@@ -72,12 +90,13 @@ def persist(desk: Desk, job: Job) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        require_space(desk, checkpoint, sum(len(file.data) for file in job.files), job.topic)
-        mine = attempt(lambda: write(desk.store, checkpoint, desk.world.rank, job.files, job.parts))
-        size_bytes = agree(
+        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses))
+        require_space(desk, checkpoint, division, job.topic)
+        mine = attempt(lambda: _write(desk, job, division))
+        size_bytes, own_bytes = agree(
             desk.comms,
             job.topic,
-            _shown(checkpoint, mine),
+            _shown(desk, job, mine),
             lambda shown: _commit(desk, job, shown),
             desk.limits.within_seconds,
         )
@@ -92,29 +111,62 @@ def persist(desk: Desk, job: Job) -> Receipt:
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
-        events.CheckpointCommitted(checkpoint.folder, size_bytes, job.stall_seconds, took_seconds)
+        events.CheckpointCommitted(
+            checkpoint.folder, size_bytes, job.stall_seconds(), took_seconds, own_bytes
+        )
     )
     if desk.world.is_coordinator:
+        _copy(desk, checkpoint)
         _tidy(desk, job)
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
 
-def _shown(checkpoint: CheckpointId, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
+    # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
+    bases = () if desk.signing.key else job.bases
+    return divide(
+        desk.store,
+        job.about.checkpoint,
+        job.files,
+        job.parts,
+        bases,
+        parity=desk.limits.parity,
+        glimpses=glimpses,
+    )
+
+
+def _write(desk: Desk, job: Job, division: Division) -> Receipt:
+    checkpoint, rank = job.about.checkpoint, desk.world.rank
+    written = write(desk.store, checkpoint, rank, division.files, job.parts, division.parity)
+    return division.complete(written)
+
+
+def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Failure:
     if isinstance(mine, Failure):
         return mine
-    return {"checkpoint": checkpoint.folder, "receipt": mine.to_json()}
+    return {
+        "checkpoint": job.about.checkpoint.folder,
+        "receipt": mine.to_json(),
+        "signed": digests_of(job.files) if desk.signing.key else {},
+    }
 
 
-def _commit(desk: Desk, job: Job, shown: list[Any]) -> int:
-    """Rule over the receipts: the manifest is put here, by the coordinator alone."""
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
+    """Rule over the receipts: the manifest is put here, by the coordinator alone.
+
+    Returns:
+        Bytes of all files that the checkpoint needs, and of those that were written for it.
+    """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
-    commit(desk.store, manifest)
-    return manifest.size_bytes
+    key = desk.signing.key
+    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    commit(desk.store, manifest, Signature(key, files) if key else None)
+    return manifest.size_bytes, manifest.own_bytes
 
 
 def _tidy(desk: Desk, job: Job) -> None:
@@ -140,8 +192,19 @@ def _tidy(desk: Desk, job: Job) -> None:
         desk.tell(events.BestDamaged(one.folder, reason))
     if plan.held:
         desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
+    if plan.unsure:
+        desk.tell(events.RotationHeld(checkpoint.folder, plan.unsure))
     for one in plan.doomed:
         desk.tell(events.CheckpointRotated(one.folder))
+
+
+def _copy(desk: Desk, checkpoint: CheckpointId) -> None:
+    """Put the manifest's second copy, where parity is wanted; a failure here is only an event."""
+    if not desk.limits.parity:
+        return
+    copied = attempt(lambda: copy_manifest(desk.store, checkpoint))
+    if isinstance(copied, Failure):
+        desk.tell(facts.CopyFailed(checkpoint.folder, copied.message))
 
 
 def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:

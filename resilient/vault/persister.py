@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from resilient.storage.memory import PrivateBuffers
+from resilient.vault.glimpse import Glimpses
 from resilient.vault.persist import persist
 
 if TYPE_CHECKING:
@@ -21,13 +23,19 @@ class Persister(Protocol):
         """Settle what an earlier life left, and return the store to resume from. Collective."""
 
     def begin(self, topic: str) -> None:
-        """Announce the job that will have this topic, before its bytes are copied."""
+        """Announce the job that will have this topic, before its bytes are copied.
+
+        From here to ``submit`` one thread at a time may use this, and none may ``wait``.
+        """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory for a file of the jobs to come."""
+        """Return at least so much memory for a file of the jobs to come, mostly the same again.
+
+        Nobody who persists an earlier job still reads there.
+        """
 
     def submit(self, desk: Desk, job: Job) -> None:
-        """Take the job over. Collective; when this returns training goes on."""
+        """Take the job over, whose bytes are all there. Collective."""
 
     def wait(self) -> None:
         """Return when the job is durable.
@@ -47,6 +55,8 @@ class ThreadPersister:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
+        self._glimpses = Glimpses()
+        self._memory = PrivateBuffers()
 
     def open(self, desk: Desk) -> Store:
         """Return the desk's own store: an earlier life left nothing here."""
@@ -55,13 +65,13 @@ class ThreadPersister:
     def begin(self, topic: str) -> None:
         """Do nothing: nobody else needs to know."""
 
-    def buffer(self, name: str, size_bytes: int) -> memoryview:  # noqa: ARG002 - the seam's
+    def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return private memory."""
-        return memoryview(bytearray(size_bytes))
+        return self._memory.get(name, size_bytes)
 
     def submit(self, desk: Desk, job: Job) -> None:
         """Start to persist the job."""
-        self._in_flight = self._thread.submit(persist, desk, job)
+        self._in_flight = self._thread.submit(persist, desk, job, self._glimpses)
 
     def wait(self) -> None:
         """Wait for the thread, and raise what it raised."""

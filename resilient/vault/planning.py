@@ -27,12 +27,15 @@ class Content:
         metrics: what was measured at its step.
         problem: what is wrong with the checkpoint; empty where nothing was seen.
         protects: checkpoints that the run wanted kept when it saved this one.
+        refers: keys of files in older checkpoints' folders that it needs; None where nobody
+            can tell.
     """
 
     created_at: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
     protects: tuple[CheckpointId, ...] = ()
+    refers: frozenset[str] | None = frozenset()
 
     @property
     def is_readable(self) -> bool:
@@ -79,12 +82,14 @@ class RotationPlan:
         damaged: what would count as best and is not whole, or cannot be read; it stays and
             somebody must be told.
         held: why nothing goes; empty unless something holds all.
+        unsure: why files of what went stay for now; empty unless something holds them.
     """
 
     doomed: tuple[CheckpointId, ...]
     kept: Mapping[CheckpointId, tuple[str, ...]]
     damaged: Mapping[CheckpointId, str] = field(default_factory=dict)
     held: str = ""
+    unsure: str = ""
 
     def lines(self) -> list[str]:
         """Return the plan for people: what is kept and why, then what goes."""

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
-from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
-from resilient.format.extents import Extents, chunks_touched, names_in, runs
-from resilient.vault.catalog import read_manifest
+from resilient.format.digest import digest_file
+from resilient.format.extents import chunks_touched
+from resilient.format.names import MANIFEST
+from resilient.format.signature import Signing
+from resilient.vault.bulk import read_ranges
+from resilient.vault.catalog import read_copy, read_manifest
+from resilient.vault.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.fetch import fetch
+from resilient.vault.mend import mend
+from resilient.vault.signing import check_contents, check_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from resilient.format.extents import Boxes, Content
-    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.format.manifest import FileEntry, Manifest, TensorEntry
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
-_NAMED_MAX = 4
+UNSIGNED = Signing()
+SMALL_BYTES = 8 << 20
+"""A file that is no larger is read in one piece, and one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +38,12 @@ class Proved:
     Attributes:
         manifest: the table of contents.
         files: content by file name; a file of which nothing is wanted is not there.
+        mended: names of files that are damaged in the store and were computed back from parity.
     """
 
     manifest: Manifest
     files: Mapping[str, Content]
+    mended: tuple[str, ...] = ()
 
 
 def read(
@@ -40,11 +51,15 @@ def read(
     checkpoint: CheckpointId,
     parts: Collection[str] | None = None,
     boxes: Callable[[Manifest], Boxes] | None = None,
+    signing: Signing = UNSIGNED,
+    *,
+    mends: bool = False,
 ) -> Proved:
     """Return a checkpoint's manifest and what is wanted of ``parts``, proved.
 
     Files are read whole, but for those with a tensor of which only boxes are wanted: of them, the
-    chunks that hold something wanted, because a chunk is the smallest thing with a digest.
+    chunks that hold something wanted, because a chunk is the smallest thing with a digest. Large
+    files are read in ranges, several at once, and proved as they arrive.
 
     Crash: reads only.
 
@@ -53,123 +68,138 @@ def read(
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
         boxes: says which tensors are wanted only in part; called once, with the manifest.
+        signing: whether only what is signed may be read, and by which key; files are then read
+            whole.
+        mends: compute what is damaged back from parity, in memory, where that is possible.
 
     Raises:
+        SignatureRefused: the key has not signed it, and that is required.
         IntegrityError: the manifest or a file is damaged, short or missing; names the file and
-            the tensors that it holds.
+            the tensors that it holds, and with ``mends`` why it cannot be computed back.
         KeyNotFound: the checkpoint has no manifest, or was rotated away while it was read.
         IncompatibleCheckpoint: a newer format.
         StoreError: the store failed, which says nothing about the checkpoint.
     """
-    manifest = read_manifest(store, checkpoint)
-    wanted = _wanted(manifest, parts, boxes(manifest) if boxes else {})
-    return Proved(
-        manifest,
-        {
-            entry.name: _read_file(store, manifest, entry)
-            if len(wanted[entry.name]) == len(entry.chunks)
-            else _read_chunks(store, manifest, entry, wanted[entry.name])
-            for entry in manifest.files
-            if entry.name in wanted
-        },
+    manifest, mended = _read_manifest(store, checkpoint, mends=mends)
+    signed = check_signature(store, manifest, signing)
+    # What was signed of a file can only be held against all of it.
+    wanted = (
+        _wanted(manifest, parts, boxes(manifest) if boxes else {})
+        if signed is None
+        else _whole(manifest, parts)
     )
+    proved = _read_or_mend(store, manifest, wanted, mends=mends)
+    if signed is not None:
+        check_contents(manifest, signed, proved.files)
+    return replace(proved, mended=(*mended, *proved.mended))
+
+
+def _read_or_mend(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], *, mends: bool
+) -> Proved:
+    try:
+        return Proved(manifest, _read_all(store, manifest, wanted))
+    except IntegrityError as error:
+        if not (mends and manifest.parity):
+            raise
+        damage = error
+    try:
+        return _mended(store, manifest, wanted, damage.key)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{damage.message}; parity cannot give it back: {error.message}",
+            key=damage.key,
+            tensor=damage.tensor,
+        ) from error
+
+
+def _read_all(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]]
+) -> dict[str, Content]:
+    files = [entry for entry in manifest.files if entry.name in wanted]
+    large = {one: wanted[one.name] for one in files if not _is_small(one, wanted[one.name])}
+    small = {one.name: _read_file(store, manifest, one) for one in files if one not in large}
+    return {**small, **read_ranges(store, manifest, large)}
+
+
+def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
+    """Say whether a file is wanted whole and is not worth to be read in ranges."""
+    return entry.size_bytes <= SMALL_BYTES and len(chunks) == len(entry.chunks)
+
+
+def _mended(
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], damaged: str
+) -> Proved:
+    """Read the same once more, chunk by chunk, and compute back what is not whole.
+
+    Args:
+        store: the repository.
+        manifest: the table of contents.
+        wanted: numbers of chunks by file name.
+        damaged: key of a file that was not whole when it was read as it lies.
+    """
+    entries = [entry for entry in manifest.files if entry.name in wanted]
+    found = {one.name: mend([store], manifest, one, wanted[one.name]) for one in entries}
+    names = [
+        name
+        for name, mended in found.items()
+        if mended.is_computed or manifest.key(name) == damaged
+    ]
+    files = {name: mended.content for name, mended in found.items()}
+    return Proved(manifest, files, tuple(names))
+
+
+def _read_manifest(
+    store: Store, checkpoint: CheckpointId, *, mends: bool
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest, or its copy if it is there and damaged; and what was damaged."""
+    try:
+        return read_manifest(store, checkpoint), ()
+    except IntegrityError:
+        if not mends:
+            raise
+        with suppress(IntegrityError, KeyNotFound):
+            return read_copy(store, checkpoint), (MANIFEST,)
+        raise
 
 
 def _wanted(
     manifest: Manifest, parts: Collection[str] | None, boxes: Boxes
 ) -> dict[str, Collection[int]]:
     """Return the chunks to read by file name."""
-    documents = {one.document for one in manifest.parts if parts is None or one.name in parts}
-    tensors = [one for one in manifest.tensors if parts is None or one.part in parts]
-    files = documents | {region.file for one in tensors for region in one.regions}
-    whole = {one.name: range(len(one.chunks)) for one in manifest.files if one.name in files}
-    touched = chunks_touched(tensors, boxes)
+    documents = _documents(manifest, parts)
+    touched = chunks_touched(_tensors(manifest, parts), boxes)
     return {
         name: chunks if name in documents else touched.get(name, chunks)
-        for name, chunks in whole.items()
+        for name, chunks in _whole(manifest, parts).items()
         if name in documents or touched.get(name, True)
     }
 
 
-def _read_chunks(
-    store: Store, manifest: Manifest, entry: FileEntry, chunks: Collection[int]
-) -> Extents:
-    """Return some chunks of a file; neighbours are read together."""
-    key = manifest.checkpoint.key(entry.name)
-    starts, parts = [], []
-    for first, count in runs(chunks):
-        start = first * CHUNK_BYTES
-        length = min(count * CHUNK_BYTES, entry.size_bytes - start)
-        try:
-            data = store.get_range(key, start, length)
-        except KeyNotFound as error:
-            raise IntegrityError(f"`{key}` is missing", key=key) from error
-        _prove_chunks(manifest, entry, first, length, data)
-        starts.append(start)
-        parts.append(data)
-    return Extents(tuple(starts), tuple(parts))
+def _whole(manifest: Manifest, parts: Collection[str] | None) -> dict[str, Collection[int]]:
+    """Return all chunks of every file that holds something wanted."""
+    tensors = _tensors(manifest, parts)
+    files = _documents(manifest, parts)
+    files |= {region.file for one in tensors for region in one.regions}
+    return {one.name: range(len(one.chunks)) for one in manifest.files if one.name in files}
 
 
-def _prove_chunks(
-    manifest: Manifest, entry: FileEntry, first: int, length: int, data: bytes
-) -> None:
-    """Raise unless ``data`` are ``length`` bytes of the file from chunk ``first`` on."""
-    key, begin = manifest.checkpoint.key(entry.name), first * CHUNK_BYTES
-    view = memoryview(data)
-    expected = entry.chunks[first : first + -(-length // CHUNK_BYTES)]
-    damaged = [
-        (begin + at, min(begin + at + CHUNK_BYTES, entry.size_bytes))
-        for at, digest in zip(range(0, length, CHUNK_BYTES), expected, strict=True)
-        if digest_bytes(view[at : at + CHUNK_BYTES]) != digest
-    ]
-    if damaged:
-        hit = join_names(names_in(manifest.tensors, entry.name, damaged))
-        raise IntegrityError(
-            f"`{key}`: content is not what was committed (between bytes {damaged[0][0]} and "
-            f"{damaged[-1][1]} of {entry.size_bytes}{'; in ' + hit if hit else ''})",
-            key=key,
-            tensor=hit,
-        )
+def _documents(manifest: Manifest, parts: Collection[str] | None) -> set[str]:
+    return {one.document for one in manifest.parts if parts is None or one.name in parts}
+
+
+def _tensors(manifest: Manifest, parts: Collection[str] | None) -> list[TensorEntry]:
+    return [one for one in manifest.tensors if parts is None or one.part in parts]
 
 
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
-    key = manifest.checkpoint.key(entry.name)
-    try:
-        return fetch(store, key, lambda data: _prove(manifest, entry, data))
-    except KeyNotFound as error:
-        # Rotation deletes the manifest first: gone with it is no damage.
-        store.stat(manifest.checkpoint.manifest_key)
-        raise IntegrityError(f"`{key}` is missing", key=key) from error
+    key = manifest.key(entry.name)
+    with missing_is_damage(store, manifest, key):
+        return fetch(store, key, lambda data: _prove(manifest, entry, data), entry.size_bytes)
 
 
 def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
     if digest_file(data) == entry.proof:
         return data
-    key = manifest.checkpoint.key(entry.name)
-    hit = join_names(tensors_hit(manifest, entry.name, data))
-    raise IntegrityError(
-        f"`{key}`: content is not what was committed ({len(data)} of {entry.size_bytes} bytes"
-        f"{'; in ' + hit if hit else ''})",
-        key=key,
-        tensor=hit,
-    )
-
-
-def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
-    """Return the names of tensors whose bytes in ``file`` are not what was committed.
-
-    Crash: reads only.
-    """
-    return [
-        tensor.name
-        for tensor in manifest.tensors
-        for one in tensor.regions
-        if one.file == file
-        and digest_bytes(memoryview(data)[one.start : one.start + one.size_bytes]) != one.digest
-    ]
-
-
-def join_names(names: list[str]) -> str:
-    """Return the first few names, comma separated, and how many more there are."""
-    more = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    where = f"{len(data)} of {entry.size_bytes} bytes"
+    raise damaged(manifest, entry, where, tensors_hit(manifest, entry.name, data))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import digest_file
+from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
+from resilient.storage.filling import fill, ranges_of
 from resilient.storage.shared import map_file
+from resilient.storage.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from resilient.storage.store import Data, Entry, Store
+    from resilient.storage.filling import Arrived
+    from resilient.storage.store import Data, Store
     from resilient.vault.handover import Held
 
 
 class RecallingStore:
-    """A Store whose ``get`` takes files from shared memory if they still are what was stored.
+    """A Store that reads files from shared memory if they still are what was stored.
 
     What exists is asked of the store alone: manifests and generation records are never taken
     from memory, so memory can speed a resume up and never change what is resumed. Bytes that
@@ -25,33 +29,49 @@ class RecallingStore:
     Args:
         store: the repository.
         held: files in shared memory, by key.
-        doubt: told the key of a file whose memory is not what it was.
+        doubt: told the key of a file whose memory is not what it was, once.
+
+    Attributes:
+        recalled: keys of which bytes came from memory: of them nobody has read what is stored.
     """
 
     def __init__(
         self, store: Store, held: Mapping[str, Held], doubt: Callable[[str], None]
     ) -> None:
         self._store = store
-        self._held = held
+        self._held = dict(held)
         self._doubt = doubt
         self.url = store.url
         self.exclusive = store.exclusive
+        self.ranges = ranges_of(store)
+        self.recalled: set[str] = set()
         self.recalled_bytes = 0
+        self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if that is whole."""
         held = self._held.get(key)
         data = _recall(held) if held else None
-        if data is not None:
-            self.recalled_bytes += len(data)
-            return data
-        if held:
-            self._doubt(key)
-        return self._store.get(key)
+        if data is None:
+            self._distrust(key)
+            return self._store.get(key)
+        self._count(key, len(data))
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of an object, from the store."""
         return self._store.get_range(key, start, length)
+
+    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
+        """Fill ``view`` from offset ``start``, from memory if what is wanted is whole there."""
+        held = self._held.get(key)
+        if held is None or not _is_chunks(held, start, start + len(view)):
+            return fill(self._store, key, start, view, arrived)
+        if not _recall_range(held, start, view, arrived):
+            self._distrust(key)
+            return fill(self._store, key, start, view, arrived)
+        self._count(key, len(view))
+        return len(view)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data``."""
@@ -70,8 +90,20 @@ class RecallingStore:
         self._store.delete(key)
 
     def stat(self, key: str) -> Entry:
-        """Return what the store knows of an object."""
-        return self._store.stat(key)
+        """Return what the store knows of an object, or of a held file its length."""
+        held = self._held.get(key)
+        return Entry(key, held.proof.size_bytes) if held else self._store.stat(key)
+
+    def _distrust(self, key: str) -> None:
+        with self._lock:
+            held = self._held.pop(key, None)
+        if held is not None:
+            self._doubt(key)
+
+    def _count(self, key: str, size_bytes: int) -> None:
+        with self._lock:
+            self.recalled.add(key)
+            self.recalled_bytes += size_bytes
 
 
 def _recall(held: Held) -> bytes | None:
@@ -81,3 +113,24 @@ def _recall(held: Held) -> bytes | None:
     except (OSError, ValueError):
         return None
     return data if digest_file(data) == held.proof else None
+
+
+def _is_chunks(held: Held, start: int, stop: int) -> bool:
+    """Say whether a range is of whole chunks, which alone can be proved."""
+    return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
+
+
+def _recall_range(held: Held, start: int, view: memoryview, arrived: Arrived) -> bool:
+    """Fill ``view`` with whole chunks of the shared bytes; say whether they are what was stored."""
+    try:
+        with Path(held.path).open("rb", buffering=0) as file:
+            file.seek(start)
+            for at in range(0, len(view), CHUNK_BYTES):
+                piece = view[at : at + CHUNK_BYTES]
+                expected = held.proof.chunks[(start + at) // CHUNK_BYTES]
+                if file.readinto(piece) != len(piece) or digest_bytes(piece) != expected:
+                    return False
+                arrived(at, at + len(piece))
+    except OSError:
+        return False
+    return True

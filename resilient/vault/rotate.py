@@ -1,25 +1,27 @@
 """Forget old checkpoints: look, decide (pure), then act, from the top.
 
-Rotation comes after a commit and counts manifests. A manifest is deleted before the files that
-it names, so a half-deleted checkpoint is one that does not exist.
+Rotation comes after a commit and counts manifests. All manifests that go are deleted before any
+file is, so a half-deleted checkpoint is one that does not exist. A file that a checkpoint which
+stays refers to is left where it is; a later rotation takes it when nobody needs it any more.
 
 What a look costs is one listing of the checkpoints, one of the lives, and the record of each
-life in the line of descent. Only when something would go are tags read, and only for a policy
-that asks for their content are manifests read, each at most once.
+life in the line of descent. Only when something would go are tags read and the manifests of what
+stays, each at most once.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
+from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST, split_checkpoint_key
-from resilient.vault.catalog import folders_of, lineage, read_manifest
+from resilient.storage.settling import settle
+from resilient.vault.catalog import folders_of, lineage
+from resilient.vault.contents import Needed, content_of, contents_of, needed_by
 from resilient.vault.generations import check_fence, list_numbers, read_generation
-from resilient.vault.planning import Content, Known, RotationPlan, best_by, plan_rotation
+from resilient.vault.planning import Known, RotationPlan, best_by, plan_rotation
 from resilient.vault.tags import list_tags, read_tags
 from resilient.vault.verify import verify
 
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient.vault.contents import Folders
+    from resilient.vault.planning import Content
     from resilient.vault.retention import Retention
-
-Folders = dict["CheckpointId", dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,42 @@ class Found:
         folders: sizes in bytes by file name of each checkpoint folder, committed or not.
         tags: names of all tags; a plan holds only as long as they do. None if nobody looked,
             for nothing goes.
+        needed: what the checkpoints that stay need in the folders of others.
     """
 
     plan: RotationPlan
     folders: Folders
     tags: tuple[str, ...] | None = None
+    needed: Needed = field(default_factory=Needed)
 
     def size_bytes(self, checkpoints: Iterable[CheckpointId]) -> int:
         """Return the bytes that the folders of ``checkpoints`` take."""
         return sum(sum(self.folders[one].values()) for one in checkpoints if one in self.folders)
 
-    def leftovers(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files of folders without a manifest that are older than the newest commit.
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that are free once the plan is carried out."""
+        manifests = sum(self.folders[one][MANIFEST] for one in self.plan.doomed)
+        return manifests + sum(self.folders[one][name] for one, name in self.unneeded())
 
-        A save in flight is newer than it; files that are not named as ours are not among them.
+    def still_needed_bytes(self, checkpoint: CheckpointId) -> int:
+        """Return the bytes of files in a folder that others need, so that they stay without it."""
+        files = self.folders.get(checkpoint, {})
+        return sum(
+            size_bytes
+            for name, size_bytes in files.items()
+            if name != MANIFEST and self.needed.holds(checkpoint, name)
+        )
+
+    def unneeded(self) -> list[tuple[CheckpointId, str]]:
+        """Return the files that nobody needs once the manifests of what goes are gone."""
+        return [(one, name) for one, name in self.stale() if not self.needed.holds(one, name)]
+
+    def stale(self) -> list[tuple[CheckpointId, str]]:
+        """Return the files in folders of what goes, and in those that have no manifest.
+
+        Of the latter only those older than the newest commit: a save in flight is newer than
+        it. Files that are not named as ours are not among them.
         """
         if self.plan.held:
             return []
@@ -65,8 +89,9 @@ class Found:
         return [
             (one, name)
             for one, names in self.folders.items()
-            if newest and one < newest and MANIFEST not in names
+            if one in self.plan.doomed or (newest and one < newest and MANIFEST not in names)
             for name in sorted(names)
+            if name != MANIFEST
         ]
 
 
@@ -134,11 +159,11 @@ def look(
         keep = _protected(store, descent.candidates, folders)
     known = Known(descent.candidates, descent.abandoned, keep=keep, separate=descent.separate)
     if retention.needs_contents:
-        known = replace(known, contents=_contents(store, known, folders))
+        known = replace(known, contents=contents_of(store, known.everything, folders))
         known = _without(known, set(known.everything) - set(known.contents))
     plan = plan_rotation(retention, known)
     if not (plan.doomed or in_full):
-        return Found(plan, folders)
+        return _with_needs(store, Found(plan, folders), known.contents)
     desk = _Evidence(store, retention, folders, written)
     known = desk.prove_best(known)
     tags = list_tags(store)
@@ -146,14 +171,34 @@ def look(
     own, unsure = _unsaved_life(store, lives, known)
     held = trouble or unsure or desk.doubt_newest(known)
     known = replace(known, pinned=_joined(pins, own), held=held)
-    return Found(plan_rotation(retention, known), folders, tags)
+    found = Found(plan_rotation(retention, known), folders, tags)
+    return _with_needs(store, found, {**desk.seen, **known.contents})
+
+
+def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Content]) -> Found:
+    """Read what the manifests that stay need of the folders from which files would go."""
+    stale = found.stale()
+    if not stale:
+        return found
+    oldest = min(one for one, _ in stale)
+    staying = [
+        one
+        for one, names in found.folders.items()
+        if MANIFEST in names and one not in found.plan.doomed and one > oldest
+    ]
+    needed = needed_by(store, staying, contents, found.folders)
+    if needed.unknown is None:
+        return replace(found, needed=needed)
+    unsure = f"it is unknown what {needed.unknown} refers to: {needed.why}"
+    return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
 
 
 def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
-    """Delete what the plan dooms, then what cut-short saves and rotations left behind.
+    """Delete the manifests of what the plan dooms, then all files that nobody needs any more.
 
-    Before each checkpoint it looks again whether a newer life or another tag has come, because
-    then the plan does not hold any more.
+    Before each manifest it looks again whether a newer life or another tag has come, because
+    then the plan does not hold any more. And again before the files: a life that begins later
+    finds the manifests gone, so it cannot refer to what they named.
 
     Crash: as in ``rotate``.
 
@@ -165,16 +210,18 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         StoreError: a delete failed; what is committed stays committed.
     """
     plan = found.plan
+    settle(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, mine)
         if list_tags(store) != found.tags:
-            plan = replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
-            break
+            # What stays now may need files of what went: the next rotation knows.
+            return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
         store.delete(checkpoint.manifest_key)
-    gone = [(one, name) for one in plan.doomed for name in sorted(found.folders[one])]
-    for checkpoint, name in [*gone, *found.leftovers()]:
-        if name != MANIFEST:
-            store.delete(checkpoint.key(name))
+    unneeded = found.unneeded()
+    if unneeded:
+        check_fence(store, mine)
+    for checkpoint, name in unneeded:
+        store.delete(checkpoint.key(name))
     return plan
 
 
@@ -202,6 +249,7 @@ class _Evidence:
 
     Attributes:
         findings: the problem of each that was read in full; empty for a whole one.
+        seen: what was read here of manifests.
     """
 
     store: Store
@@ -209,6 +257,7 @@ class _Evidence:
     folders: Folders
     written: CheckpointId | None
     findings: dict[CheckpointId, str] = field(default_factory=dict)
+    seen: dict[CheckpointId, Content] = field(default_factory=dict)
 
     def doubt_newest(self, known: Known) -> str:
         """Return why the newest is not good enough to let older ones go; empty if it is."""
@@ -217,8 +266,10 @@ class _Evidence:
         newest, level = known.line[0], self.retention.verify_before_rotate
         if level == "written" and newest == self.written:
             return ""
-        content = known.contents.get(newest) or _content(self.store, newest, self.folders)
+        content = known.contents.get(newest) or content_of(self.store, newest, self.folders)
         problem = content.problem if content else "its manifest is gone"
+        if content:
+            self.seen[newest] = content
         if not problem and level == "full":
             problem = self._read_in_full(newest)
         return f"the newest, {newest}, is not verified: {problem}" if problem else ""
@@ -244,41 +295,15 @@ class _Evidence:
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                self.findings[checkpoint] = f"{wrong[0].file} {wrong[0].problem}" if wrong else ""
+                hurt = [one for one in wrong if one.severity == "damaged"]
+                self.findings[checkpoint] = f"{hurt[0].file} {hurt[0].problem}" if hurt else ""
         return self.findings[checkpoint]
-
-
-def _contents(store: Store, known: Known, folders: Folders) -> dict[CheckpointId, Content]:
-    """Return what the manifests say; one that is gone meanwhile is left out."""
-    found = {one: _content(store, one, folders) for one in known.everything}
-    return {one: content for one, content in found.items() if content is not None}
-
-
-def _content(store: Store, checkpoint: CheckpointId, folders: Folders) -> Content | None:
-    """Read one manifest and hold it against the listing, which costs nothing more."""
-    try:
-        manifest = read_manifest(store, checkpoint)
-        datetime.fromisoformat(manifest.created_at)
-    except KeyNotFound:
-        return None
-    except (IntegrityError, IncompatibleCheckpoint) as error:
-        return Content(problem=error.message)
-    except (TypeError, ValueError):
-        return Content(problem="its `created_at` is no time")
-    there = folders[checkpoint]
-    missing = [one.name for one in manifest.files if one.name not in there]
-    resized = [
-        one.name for one in manifest.files if there.get(one.name, one.size_bytes) != one.size_bytes
-    ]
-    problem = f"{missing[0]} is missing" if missing else ""
-    problem = problem or (f"{resized[0]} has another size" if resized else "")
-    return Content(manifest.created_at, manifest.metrics, problem, manifest.protects)
 
 
 def _protected(
     store: Store, line: Sequence[CheckpointId], folders: Folders
 ) -> tuple[CheckpointId, ...]:
-    content = _content(store, line[0], folders) if line else None
+    content = content_of(store, line[0], folders) if line else None
     return content.protects if content else ()
 
 
@@ -314,10 +339,8 @@ def _unsaved_life(
         parent = read_generation(store, newest).parent
     except (IntegrityError, KeyNotFound) as error:
         return {}, f"it is unknown where life {newest} began: {error.message}"
-    return (
-        {parent: [f"life {newest} began from it and has saved nothing yet"]} if parent else {},
-        "",
-    )
+    began_from = f"life {newest} began from it and has saved nothing yet"
+    return ({parent: [began_from]} if parent else {}), ""
 
 
 def _joined(

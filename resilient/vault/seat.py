@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.events import Emitter, Level, console, json_lines
+from resilient.format.signature import Signing, SigningKey
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.glimpse import Glimpses
 from resilient.vault.handover import Held, from_json
 from resilient.vault.persist import persist
 from resilient.vault.space import space_topic
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.vault.persist import Job
     from resilient.vault.room import Room, Segment
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _SLICE_SECONDS = 0.5
 
 
@@ -51,6 +53,7 @@ class Guest:
     scope: str
     limits: Limits
     events: str
+    signing: Signing
 
 
 class Seat:
@@ -68,6 +71,7 @@ class Seat:
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
         self._held: dict[str, Held] = {}
+        self._glimpses = Glimpses()
         self._verdict: Any = None
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -134,6 +138,7 @@ class Seat:
             scope=str(asked["scope"]),
             limits=Limits.from_json(asked["limits"]),
             events=str(asked["events"]),
+            signing=_signing(str(asked.get("signing_key", ""))),
         )
         return {}
 
@@ -177,7 +182,7 @@ class Seat:
         level = Level.INFO if guest.world.is_coordinator else Level.WARNING
         sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
         emit = Emitter(clock, tuple(sinks), dict(asked["context"]))
-        desk = Desk(guest.store, comms, guest.limits, clock, emit)
+        desk = Desk(guest.store, comms, guest.limits, clock, emit, guest.signing)
         self._verdict = None
         self._is_idle.clear()
         threading.Thread(target=self._run, args=(desk, job), name="persist", daemon=True).start()
@@ -191,7 +196,7 @@ class Seat:
 
     def _run(self, desk: Desk, job: Job) -> None:
         with self._room.saving(self.url):
-            verdict = attempt(lambda: persist(desk, job))
+            verdict = attempt(lambda: persist(desk, job, self._glimpses))
         with self._lock:
             if not isinstance(verdict, Failure):
                 self._held = self._held_of(verdict, job)
@@ -202,11 +207,14 @@ class Seat:
             self._is_idle.set()
 
     def _held_of(self, receipt: Receipt, job: Job) -> dict[str, Held]:
+        """Return the files that were stored as they lie here; of the others a part is missing."""
+        staged = {file.name: len(file.data) for file in job.files}
         return {
             job.about.checkpoint.key(file.name): Held(
                 str(self._segments[file.name].path), file.proof
             )
             for file in receipt.files
+            if staged.get(file.name) == file.size_bytes
         }
 
     def _let_go(self) -> None:
@@ -234,3 +242,8 @@ class Seat:
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
             raise UsageError("a save is in flight")
+
+
+def _signing(secret: str) -> Signing:
+    """Return what the rank signs with; the key came over a socket that only this user may open."""
+    return Signing(SigningKey(bytes.fromhex(secret))) if secret else Signing()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ResilientError, StoreFull
 from resilient.storage.space import free_bytes
 from resilient.vault.rotate import look
-from resilient.world.agreement import agree, attempt
+from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.vault.desk import Desk
+    from resilient.vault.refer import Division
 
 MARGIN_BYTES = 64 << 10
 _MARGIN_SHARE = 64
@@ -30,7 +31,9 @@ def space_topic(topic: str) -> str:
     return f"{topic}/space"
 
 
-def require_space(desk: Desk, checkpoint: CheckpointId, size_bytes: int, topic: str) -> None:
+def require_space(
+    desk: Desk, checkpoint: CheckpointId, division: Division | Failure, topic: str
+) -> None:
     """Refuse a save that the store has no room for, on all ranks and before any has written.
 
     A repository is one place, so the bytes of all ranks count against the least that any of
@@ -42,14 +45,17 @@ def require_space(desk: Desk, checkpoint: CheckpointId, size_bytes: int, topic: 
     Args:
         desk: the repository and the ranks.
         checkpoint: what is about to be saved.
-        size_bytes: what this rank is about to write.
+        division: what this rank is about to write, or why it cannot.
         topic: names the save.
 
     Raises:
         StoreFull: with the numbers: needed, free, and what a rotation could free.
         ResilientError: another rank failed.
     """
-    mine = attempt(lambda: {"needs": size_bytes, "free": free_bytes(desk.store)})
+    mine: Any = division
+    if not isinstance(division, Failure):
+        needs_bytes = division.size_bytes
+        mine = attempt(lambda: {"needs": needs_bytes, "free": free_bytes(desk.store)})
 
     def rule(shown: list[Any]) -> None:
         free = min((one["free"] for one in shown if one["free"] is not None), default=None)
@@ -76,6 +82,4 @@ def _what_rotation_could_free(desk: Desk) -> str:
         found = look(desk.store, desk.limits.retention)
     except ResilientError as error:
         return f"what rotation could free is unknown ({error.message})"
-    doomed = found.size_bytes(found.plan.doomed)
-    leftovers = sum(found.folders[one][name] for one, name in found.leftovers())
-    return f"rotation could free {doomed + leftovers}"
+    return f"rotation could free {found.freed_bytes}"

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError, KeyExists, KeyNotFound, UsageError
-from resilient.format.document import seal, unseal
+from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
 from resilient.format.names import TAGS, CheckpointId, parse_checkpoint, parse_tag, tag_key
+from resilient.vault.fetch import fetch
 from resilient.vault.generations import create_record
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def read_tag(store: Store, name: str) -> Tag:
         IntegrityError: it is damaged, or of a version that this release does not read.
     """
     key = tag_key(name)
-    fields = unseal(store.get(key), key)
+    fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
     checkpoint = parse_checkpoint(str(fields.get("checkpoint")))
     expected = {"format": _FORMAT, "version": _VERSION, "name": name}
     texts = [fields.get(field) for field in ("created_at", "host", "token")]

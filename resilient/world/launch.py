@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
+SIGNING_KEY = "RESILIENT_SIGNING_KEY"
+SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
+_SECRET_BYTES_MAX = 1 << 16
 _EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
 _REPOSITORY = "repository"
 
@@ -44,6 +47,7 @@ class Launch:
         agent_pid: process of our agent, which owns the deadline of a stop; 0 without one.
         grace_seconds: what that agent gives from SIGTERM to SIGKILL.
         notes: folder where workers leave word for that agent; empty without one.
+        require_signature: whether only checkpoints that the key has signed are resumed from.
     """
 
     world: World
@@ -61,6 +65,7 @@ class Launch:
     agent_pid: int = 0
     grace_seconds: float = 0.0
     notes: str = ""
+    require_signature: bool = False
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
@@ -94,6 +99,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         agent_pid=_integer(environ, "RESILIENT_AGENT_PID", 0),
         grace_seconds=_seconds(environ, "RESILIENT_GRACE"),
         notes=environ.get("RESILIENT_NOTES", ""),
+        require_signature=environ.get("RESILIENT_REQUIRE_SIGNATURE", "") == "1",
     )
 
 
@@ -123,6 +129,34 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
     return options
 
 
+def read_signing_key(environ: Mapping[str, str]) -> str:
+    """Return the secret of ``RESILIENT_SIGNING_KEY``, or of the file that its sibling names.
+
+    Raises:
+        ConfigError: both are set, or the file cannot be read; no error shows any of the secret.
+    """
+    secret, file = environ.get(SIGNING_KEY, ""), environ.get(SIGNING_KEY_FILE, "")
+    if secret and file:
+        raise ConfigError(
+            f"{SIGNING_KEY} and {SIGNING_KEY_FILE} say the same: use one of them",
+            hint=f"unset {SIGNING_KEY}",
+        )
+    if not file:
+        return secret.strip()
+    hint = f"openssl rand -hex 32 > {file} && chmod 600 {file}"
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(_SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{SIGNING_KEY_FILE}: cannot read `{file}`: {error.strerror}", hint=hint
+        ) from error
+    if len(data) > _SECRET_BYTES_MAX or not data.strip():
+        raise ConfigError(f"{SIGNING_KEY_FILE}: `{file}` holds no key", hint=hint)
+    # Bytes that are no text stay what they are.
+    return data.strip().decode("utf-8", "surrogateescape")
+
+
 def write_launch(launch: Launch) -> dict[str, str]:
     """Return the variables that :func:`read_launch` reads back as ``launch``."""
     options = launch.storage_options
@@ -145,6 +179,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         "RESILIENT_AGENT_PID": str(launch.agent_pid),
         "RESILIENT_GRACE": str(launch.grace_seconds),
         "RESILIENT_NOTES": launch.notes,
+        "RESILIENT_REQUIRE_SIGNATURE": "1" if launch.require_signature else "0",
     }
 
 

@@ -33,7 +33,7 @@ _SLICE_SECONDS = 1.0
 _SILENCE_SECONDS = 30.0
 _GREETING_BYTES_MAX = 1 << 10
 _KEEPALIVE_SECONDS = (10, 5, 3)
-_NONSENSE = (OSError, BadLine, KeyError, TypeError, ValueError, AttributeError)
+_NONSENSE = (OSError, BadLine, KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)

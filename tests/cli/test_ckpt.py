@@ -31,7 +31,7 @@ def model_of(repo, checkpoint):
         ("inspect-tensors", ("inspect", "step:20", "--tensors")),
         ("inspect-json", ("inspect", "latest~1", "--json", "--tensors")),
         ("inspect-unknown", ("inspect", "step:99")),
-        ("verify-all", ("verify", "--all", "--level", "deep")),
+        ("verify-all", ("verify", "--all", "--level", "full")),
         ("verify-json", ("verify", "latest", "--json")),
     ],
 )

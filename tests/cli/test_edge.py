@@ -31,6 +31,7 @@ EXIT_CODES = {
     "ScriptNotFound": (66, "RES-SCRIPT-404"),
     "NothingToResume": (66, "RES-RESUME-NONE"),
     "IntegrityError": (1, "RES-CKPT-DAMAGED"),
+    "SignatureRefused": (77, "RES-CKPT-SIGNATURE"),
     "NoIntactCheckpoint": (3, "RES-CKPT-NONE-INTACT"),
     "IncompatibleCheckpoint": (65, "RES-CKPT-INCOMPATIBLE"),
     "UnsavableState": (78, "RES-STATE-UNSAVABLE"),
@@ -202,7 +203,7 @@ print("\\nPROBE", status, heavy)
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["version"], ["ckpt", "--help"], ["ckpt", "ls"], ["ckpt", "ls", "--json"],
-     ["ckpt", "inspect"], ["ckpt", "verify", "--level", "deep"]],
+     ["ckpt", "inspect"], ["ckpt", "verify", "--level", "full"]],
     ids=" ".join,
 )  # fmt: skip
 def test_no_command_but_train_imports_torch_or_anything_heavy(arguments, tmp_path, monkeypatch):

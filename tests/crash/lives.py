@@ -1,7 +1,8 @@
 """A run small enough to be killed thousands of times, and the invariants that must hold then.
 
 The state is one tensor that every step folds its own number into, so any step that is lost,
-repeated or taken from the wrong checkpoint changes the final bits.
+repeated or taken from the wrong checkpoint changes the final bits. Beside it lie two larger ones,
+of which one never changes and the other now and then: checkpoints refer to older ones' files.
 """
 
 from __future__ import annotations
@@ -38,20 +39,32 @@ FOREIGN = {
 class Folded:
     """State that remembers every step it saw, and in which order."""
 
-    def __init__(self, salt: int) -> None:
+    def __init__(self, salt: int, *, is_large: bool = False) -> None:
+        self.is_large = is_large
         self.value = torch.tensor([1 + salt, 2, 3, 4], dtype=torch.int64)
         self.steps = 0
+        self.frozen = torch.arange(2048)
+        self.slow = torch.zeros(2048, dtype=torch.int64)
 
     def step(self) -> None:
         self.steps += 1
         self.value = (self.value * 6364136223846793005 + self.steps) ^ (self.value >> 7)
+        if self.is_large and self.steps % 3 == 0:
+            self.slow = self.slow * 31 + self.steps
 
     def state_dict(self):
-        return {"value": self.value, "steps": self.steps}
+        large = {"frozen": self.frozen, "slow": self.slow} if self.is_large else {}
+        return {"value": self.value, "steps": self.steps, **large}
 
     def load_state_dict(self, state) -> None:
         self.value = state["value"].clone()
         self.steps = state["steps"]
+        if self.is_large:
+            self.frozen, self.slow = state["frozen"].clone(), state["slow"].clone()
+
+    def ending(self):
+        large = [int(self.frozen.sum()), *self.slow[:3].tolist()]
+        return [*self.value.tolist(), self.steps, *large]
 
 
 @dataclass
@@ -86,7 +99,7 @@ def live(store, ranks: int = 1, until: int = STEPS, attempt: str = "0") -> Life:
 
 
 def _train(store, world, board, until, attempt, life):
-    state, own = Folded(0), Folded(world.rank)
+    state, own = Folded(0, is_large=True), Folded(world.rank)
     parts = {"model": Part(state), "rng_state": Part(own, "rank")}
     comms = Comms(board.another(), world, attempt)
     limits = Limits(Retention(KEEP), within_seconds=20.0)
@@ -100,7 +113,7 @@ def _train(store, world, board, until, attempt, life):
             _save(checkpointer, state.steps, parts, world, life)
     finally:
         checkpointer._persister.close()
-    return [*state.value.tolist(), state.steps, *own.value.tolist(), own.steps]
+    return [*state.ending(), *own.ending()]
 
 
 def _save(checkpointer, step, parts, world, life):
@@ -146,6 +159,22 @@ def violations(store: Witness, acknowledged: list[CheckpointId]) -> list[str]:
         found.append(f"3: {len(there)} left of {len(store.ever_committed)} committed")
     if any(store.objects.get(key) != content for key, content in FOREIGN.items()):
         found.append("4: a foreign object was touched")
+    return found
+
+
+def unneeded(store: Witness) -> list[str]:
+    """Return what an undisturbed rotation would have taken: files that no checkpoint needs."""
+    there = catalog.committed(store)
+    needed = {
+        manifest.key(file.name)
+        for manifest in (catalog.read_manifest(store, one) for one in there)
+        for file in manifest.files
+    }
+    found = []
+    for key in sorted(store.objects.keys() - needed - FOREIGN.keys()):
+        split = split_checkpoint_key(key)
+        if split and split[0] < max(there) and key != split[0].manifest_key:
+            found.append(f"6: nobody needs {key}, and it is there")
     return found
 
 

@@ -11,8 +11,9 @@ from resilient.format.digest import CHUNK_BYTES
 from resilient.format.extents import view_of
 from resilient.format.names import CheckpointId
 from resilient.format.regions import Region
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.vault.choose import Wanted, choose

@@ -10,6 +10,7 @@ import torch
 from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
 from resilient.events import Emitter
+from resilient.format.manifest import FORMAT_VERSION
 from resilient.state.capture import Part
 from resilient.storage.local import LocalStore
 from resilient.testing.gang import run_gang
@@ -30,10 +31,13 @@ class Held:
         self.state = state
 
 
-def golden_state(step: int, rank: int) -> dict[str, Part]:
-    """Return state with one of each kind of value that the format knows."""
+def golden_state(step: int, rank: int, version: int) -> dict[str, Part]:
+    """Return state with one of each kind of value that the format's version knows."""
     weight = torch.arange(70000, dtype=torch.float32).reshape(700, 100) * step
     model = {"wte.weight": weight, "lm_head.weight": weight, "half": weight[0].bfloat16()}
+    if version > 1:
+        # The second checkpoint refers to the first one's file.
+        model["frozen"] = torch.arange(35000, dtype=torch.float32)
     odd = {
         "tuple": (1, "two", None),
         "numbers": {1: float("inf"), -2: 3.5},
@@ -60,7 +64,8 @@ def main(folder: str) -> None:
         checkpointer.resume({})
         for step in (1, 2):
             about = About({"learning_rate": 0.001}, {"epoch": 0, "samples": 64 * step}, "ddp")
-            checkpointer.save(step, golden_state(step, world.rank), about)
+            state = golden_state(step, world.rank, FORMAT_VERSION)
+            checkpointer.save(step, state, about)
         checkpointer.close()
 
     run_gang(2, rank_main)

@@ -10,7 +10,7 @@ from resilient.format.names import CheckpointId, shard_name
 from resilient.format.regions import whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.storage.open import open_store
-from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import claim
 from resilient.vault.write import write
 
@@ -38,7 +38,9 @@ class TickingClock:
         self.minutes += 1
 
 
-def write_run(folder: Path, lives: list[tuple[CheckpointId | None, list[int]]]) -> None:
+def write_run(
+    folder: Path, lives: list[tuple[CheckpointId | None, list[int]]], parity: int = 0
+) -> None:
     """Write a run of ``lives``: where each began, and the steps that it saved."""
     store = open_store(str(folder))
     clock = TickingClock()
@@ -46,18 +48,20 @@ def write_run(folder: Path, lives: list[tuple[CheckpointId | None, list[int]]]) 
         life = claim(store, parent, cause="restart" if parent else "start", clock=clock)
         for step in steps:
             checkpoint = CheckpointId(life.number, step)
-            receipt = write(store, checkpoint, 0, _files(step), _PARTS)
+            receipt = write(store, checkpoint, 0, _files(step), _PARTS, parity)
             about = Manifest(
                 "a-run", checkpoint, parent, clock.now_iso(), {"size": 1, "strategy": "none"},
                 (), (), (), {"learning_rate": 0.1, "seed": 7}, {"torch": "2.13.0"},
                 {"epoch": 0, "samples": step * 8}, {"eval_loss": abs(20 - step) / 10},
             )  # fmt: skip
             commit(store, gather_receipts(about, [receipt]))
+            if parity:
+                copy_manifest(store, checkpoint)
 
 
-def write_usual_run(folder: Path) -> None:
+def write_usual_run(folder: Path, parity: int = 0) -> None:
     """Write steps 10, 20 and 30; then a second life from 20, which saved 25 and 35."""
-    write_run(folder, [(None, [10, 20, 30]), (CheckpointId(1, 20), [25, 35])])
+    write_run(folder, [(None, [10, 20, 30]), (CheckpointId(1, 20), [25, 35])], parity)
 
 
 _PARTS = (

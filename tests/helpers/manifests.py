@@ -9,10 +9,12 @@ import torch
 
 from resilient.clock import SystemClock
 from resilient.format.manifest import Manifest
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
-from resilient.state.stage import Arena, stage
-from resilient.vault.commit import commit, gather_receipts
+from resilient.state.stage import stage
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.generations import claim
+from resilient.vault.refer import Base, divide
 from resilient.vault.write import write
 from resilient.world.world import World
 
@@ -59,16 +61,52 @@ def parts_of(step: int):
     }
 
 
-def save(store, checkpoint: CheckpointId, ranks: int = 1, parent=None, **about) -> CheckpointId:
-    """Commit a small checkpoint as ``ranks`` ranks would; ``about`` are fields of its manifest."""
+def frozen_parts_of(step: int):
+    """Return a model of which most stays as it is, a part changes now and then, a little always."""
+    model = Values(
+        frozen=torch.arange(8192.0),
+        slow=torch.full((8192,), float(step // 3)),
+        trained=torch.full((100,), float(step)),
+        nothing=torch.empty(0, 3),
+    )
+    return {**parts_of(step), "model": Part(model)}
+
+
+def save(  # noqa: PLR0913 - what a small checkpoint may be made of
+    store,
+    checkpoint: CheckpointId,
+    ranks: int = 1,
+    parent=None,
+    *,
+    bases=(),
+    parts=None,
+    parity: int = 0,
+    **about,
+) -> CheckpointId:
+    """Commit a small checkpoint as ``ranks`` ranks would.
+
+    Args:
+        store: where.
+        checkpoint: which.
+        ranks: how many.
+        parent: where its life began.
+        bases: what it may refer to: checkpoints of its life, or Bases.
+        parts: what to save; small and all new by default.
+        parity: how many files of each rank may be lost.
+        about: fields of its manifest.
+    """
     receipts = []
+    bases = [one if isinstance(one, Base) else Base(one) for one in bases]
     for rank in range(ranks):
-        staged = stage(
-            capture(checkpoint.step, parts_of(checkpoint.step), rank), World(rank, ranks), Arena()
-        )
-        receipts.append(write(store, checkpoint, rank, staged.files, staged.parts))
+        mine = parts or parts_of(checkpoint.step)
+        staged = stage(capture(checkpoint.step, mine, rank), World(rank, ranks), Arena())
+        division = divide(store, checkpoint, staged.files, staged.parts, bases, parity=parity)
+        written = write(store, checkpoint, rank, division.files, staged.parts, parity)
+        receipts.append(division.complete(written))
     manifest = replace(empty_manifest(checkpoint, parent), **about)
     commit(store, gather_receipts(manifest, receipts))
+    if parity:
+        copy_manifest(store, checkpoint)
     return checkpoint
 
 

@@ -16,14 +16,29 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import keeper, loop, retention, s3, sharding, spine, storage
+from tests.mutants import (
+    crash,
+    integrity,
+    keeper,
+    loop,
+    overlap,
+    parity,
+    refer,
+    retention,
+    s3,
+    sharding,
+    speed,
+    spine,
+    storage,
+)
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
-MUTANTS += keeper.MUTANTS + sharding.MUTANTS + loop.MUTANTS
+MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
+MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS + loop.MUTANTS
 
 
 def controls() -> list[Mutant]:

@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "leftovers of a crashed rotation stay",
         "resilient/vault/rotate.py",
-        "for checkpoint, name in [*gone, *found.leftovers()]:",
-        "for checkpoint, name in gone:",
+        " or (newest and one < newest and MANIFEST not in names)",
+        "",
         SWEEP,
     ),
     Mutant(
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "what rotates away under a reader is called damaged",
-        "resilient/vault/read.py",
+        "resilient/vault/damage.py",
         "        store.stat(manifest.checkpoint.manifest_key)\n",
         "",
         "tests/unit/vault/test_field_bugs_rotation.py",
@@ -169,8 +169,9 @@ MUTANTS = [
     Mutant(
         "room is looked for after writing",
         "resilient/vault/persist.py",
-        "    try:\n        require_space(",
-        "    written = attempt(share)\n    try:\n        require_space(",
+        "        require_space(desk, checkpoint, division, job.topic)\n",
+        "        mine = attempt(lambda: _write(desk, job, division))\n"
+        "        require_space(desk, checkpoint, division, job.topic)\n",
         ROOM,
     ),
     Mutant(

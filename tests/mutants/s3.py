@@ -41,8 +41,8 @@ MUTANTS = [
     Mutant(
         "a life aborts its own uploads",
         "resilient/vault/begin.py",
-        "split[0].generation < mine",
-        "split[0].generation <= mine",
+        "checkpoint.generation < mine",
+        "checkpoint.generation <= mine",
         _ABILITIES,
     ),
     Mutant(

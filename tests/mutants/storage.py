@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         "the real fsync is skipped",
-        "resilient/storage/files.py",
+        "resilient/storage/handle.py",
         "        os.fsync(self._descriptor)\n",
         "        pass\n",
         "tests/unit/storage/test_local_files.py",

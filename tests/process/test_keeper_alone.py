@@ -14,58 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from keepers import Keeper, names, open_one
 from manifests import Values
 
-from resilient.checkpointer import About, Checkpointer
-from resilient.clock import SystemClock
+from resilient.checkpointer import About
 from resilient.errors import ConfigError, SaveFailed
-from resilient.events import Emitter
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.storage.local import LocalStore
-from resilient.storage.open import open_store
 from resilient.testing.gang import run_gang
-from resilient.vault.desk import Desk, Limits
-from resilient.vault.link import KeeperAddress, KeeperPersister
-from resilient.vault.persister import ThreadPersister
-from resilient.world.comms import Comms
-from resilient.world.memory import MemoryBoard
-from resilient.world.world import World
+from resilient.world.agreement import Failure
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
-
-
-class Keeper:
-    """A keeper's process with its socket and its shared memory in one folder."""
-
-    def __init__(self, folder, *options) -> None:
-        folder.mkdir(exist_ok=True)
-        self.shared = folder / "shm"
-        self.shared.mkdir(exist_ok=True)
-        self.path = folder / "keeper"
-        self.path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(self.path)]
-        self.process = subprocess.Popen(
-            [*command, "--shared", str(self.shared), "--linger-seconds", "5", *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout.readline() == b"ready\n"
-
-    def close(self) -> int:
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait(20)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.close()
-
-    def talk(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(10)
-        connection.connect(str(self.path))
-        return connection
 
 
 @pytest.fixture
@@ -82,19 +42,6 @@ def start(tmp_path):
             keeper.kill()
 
 
-def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
-    world = world or World()
-    seen = []
-    emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
-    comms = Comms(board or MemoryBoard(), world, scope)
-    desk = Desk(open_store(str(url)), comms, Limits(**limits), SystemClock(), emit)
-    address = KeeperAddress(str(keeper.path), url=str(url))
-    persister = KeeperPersister(address, ThreadPersister())
-    checkpointer = Checkpointer(desk, persister)
-    checkpointer.seen = seen
-    return checkpointer
-
-
 def weight(value, size=5000):
     return {"model": Part(Values(weight=torch.full((size,), float(value))))}
 
@@ -105,10 +52,6 @@ def resumed_weight(keeper, url, scope="next"):
     resumed = checkpointer.resume({"model": Part(target)})
     checkpointer.close()
     return resumed.checkpoint, float(target.state["weight"][0]), checkpointer.seen
-
-
-def names(events):
-    return [type(event).__name__ for event in events]
 
 
 def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
@@ -155,38 +98,56 @@ def test_two_hosts_commit_over_the_board_of_the_coordinators_keeper(start, tmp_p
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_that_dies_between_the_copy_and_the_hand_over_fails_the_save_at_once(
-    start, tmp_path, lost
-):
+def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(start, tmp_path, lost):
     keeper = start()
 
     def rank_main(world, board):
         checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
         checkpointer.resume({})
+        persister = checkpointer._persister
         if world.rank == lost:
-            persister = checkpointer._persister
-            persister._ask = lost_before_it_hands_over(persister)
+            persister._talk.tell = lost_before_it_hands_over(persister._talk)
         checkpointer.save(1, weight(7, 300_000), About())
-        began = time.monotonic()
-        with pytest.raises(SaveFailed):
-            checkpointer.wait()
-        assert time.monotonic() - began < 10
+        persister._listener.join(10)
+        assert "ended before its bytes" in persister._heard.message or world.rank == lost
+        # It was only the connection: the ranks live, and persist what lies in their memory.
+        checkpointer.wait()
         checkpointer.close()
+        return checkpointer.committed()
+
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 1)]] * 2
+
+
+def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("resilient.vault.link._ANSWER_SECONDS", 0.5)
+    keeper = start()
+
+    def rank_main(world, board):
+        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer.resume({})
+        talk = checkpointer._persister._talk
+        if world.rank == 1:
+            talk.tell = lost_before_it_hands_over(talk)
+            checkpointer.save(1, weight(7, 300_000), About())
+            return
+        checkpointer.save(1, weight(7, 300_000), About())
+        with pytest.raises(SaveFailed, match="ended before its bytes"):
+            checkpointer.close()
 
     run_gang(2, rank_main)
     assert not list((tmp_path / "run").glob("*/manifest.json"))
 
 
-def lost_before_it_hands_over(persister):
-    ask = persister._ask
+def lost_before_it_hands_over(talk):
+    tell = talk.tell
 
-    def asked(verb, **message):
+    def told(verb, **message):
         if verb == "save":
             # As the kernel does when the process dies.
-            persister._lines.close()
-        return ask(verb, **message)
+            talk.close()
+        return tell(verb, **message)
 
-    return asked
+    return told
 
 
 def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, tmp_path):
@@ -298,7 +259,7 @@ def handed_over(keeper, gate, url):
     checkpointer.save(1, weight(1), About())
     while not list(gate.glob("held-*")):
         time.sleep(0.01)
-    checkpointer._persister._lines.close()
+    checkpointer._persister._talk.close()
     checkpointer._persister._fallback.close()
 
 
@@ -329,16 +290,17 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
                 time.sleep(0.01)
             keepers[1].kill()
             (gate / "go").touch()
-        began = time.monotonic()
-        with pytest.raises(SaveFailed, match=r"ended before its bytes|is gone"):
-            checkpointer.wait()
-        assert time.monotonic() - began < 20
-        # The same way for all again: the trainers persist by themselves.
+        checkpointer._persister._listener.join(20)
+        assert isinstance(checkpointer._persister._heard, Failure)
+        # The same way for all: the trainers persist by themselves, this save and the next.
+        checkpointer.wait()
         checkpointer.save(2, weight(8, 300_000), About())
         checkpointer.close()
+        bypassed = names(checkpointer.seen).count("KeeperBypassed")
+        assert bypassed == (2 if world.is_coordinator else 0)
         return checkpointer.committed()
 
-    assert run_gang(2, rank_main) == [[CheckpointId(1, 2)]] * 2
+    assert run_gang(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
 
 
 @pytest.mark.parametrize("whose", ["its own", "another"])
@@ -369,7 +331,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
     assert not [key for key in reads if key.endswith(".safetensors")]
     for path in keeper.shared.glob("*/0*"):
         with path.open("r+b") as file:
-            file.seek(path.stat().st_size - 1)
+            file.seek(path.stat().st_size // 2)
             file.write(b"\xa5")
     checkpoint, value, seen = resumed_weight(keeper, url, "third")
     assert (checkpoint, value) == (CheckpointId(1, 1), 1.0)
@@ -430,7 +392,7 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
 
 
 def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.link._SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("resilient.vault.conversation.SILENCE_SECONDS", 1.0)
     keeper = start()
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})

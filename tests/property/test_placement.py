@@ -18,11 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.names import CheckpointId
 from resilient.format.regions import Region, intersect, spans, whole
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.landing import Landing
 from resilient.state.load import load
 from resilient.state.placement import axis_runs
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.read import read

@@ -14,10 +14,11 @@ from resilient.format.digest import CHUNK_BYTES, damaged_ranges, digest_file
 from resilient.format.document import canonical, seal, unseal
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.format.regions import Region, covers, intersect, row_runs, whole
+from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.load import load
 from resilient.state.partition import TensorSpec, partition
-from resilient.state.stage import Arena, stage
+from resilient.state.stage import stage
 from resilient.state.tree import flatten, unflatten
 from resilient.testing.memory import MemoryStore
 from resilient.vault.commit import commit, gather_receipts

@@ -1,4 +1,7 @@
-"""Any history of lives, saves, rotations, damage and rollbacks, against a plain model of it."""
+"""Any history of lives, saves, rotations, damage and rollbacks, against a plain model of it.
+
+Most of the state never changes, so checkpoints refer to files of older ones.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,20 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from manifests import begin, save
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from manifests import begin, frozen_parts_of, save
 
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, ResilientError, UsageError
-from resilient.format.names import CheckpointId
+from resilient.format.names import CheckpointId, split_checkpoint_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage
+from resilient.vault.catalog import committed, lineage, read_manifest
 from resilient.vault.read import read
 from resilient.vault.retention import Retention
 from resilient.vault.rotate import rotate
@@ -29,12 +38,17 @@ class Vault(RuleBasedStateMachine):
         self.store = MemoryStore()
         self.parents: dict[int, CheckpointId | None] = {}
         self.there: set[CheckpointId] = set()
-        self.damaged: set[CheckpointId] = set()
+        self.needs: dict[CheckpointId, set[str]] = {}
+        self.flipped: set[str] = set()
         self.tags: dict[str, CheckpointId] = {}
 
     @property
     def life(self) -> int:
         return max(self.parents, default=0)
+
+    @property
+    def damaged(self) -> set[CheckpointId]:
+        return {one for one in self.there if self.needs[one] & self.flipped}
 
     def line(self) -> list[CheckpointId]:
         """Return what resume may use, by the definition: down the parents, falling steps."""
@@ -68,6 +82,10 @@ class Vault(RuleBasedStateMachine):
         assert begin(self.store, parent) == self.life + 1
         self.parents[self.life + 1] = parent
 
+    @initialize()
+    def start(self) -> None:
+        self.start_over()
+
     @rule()
     def start_over(self) -> None:
         begin(self.store, None)
@@ -81,12 +99,22 @@ class Vault(RuleBasedStateMachine):
         self.parents[self.life + 1] = parent
 
     @precondition(lambda self: self.life)
-    @rule(steps=st.integers(1, 3))
-    def save(self, steps) -> None:
+    @rule(several=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    def save(self, several) -> None:
+        for steps in several:
+            self.save_one(steps)
+
+    def save_one(self, steps) -> None:
         own = [one.step for one in self.there if one.generation == self.life]
         parent = self.parents[self.life]
         step = max([*own, parent.step if parent else 0]) + steps
-        self.there.add(save(self.store, CheckpointId(self.life, step)))
+        # The newest of the life, else where it began, which was read and proved.
+        newest = [CheckpointId(self.life, max(own))] if own else [parent] if parent else []
+        new = CheckpointId(self.life, step)
+        save(self.store, new, bases=newest, parts=frozen_parts_of(step))
+        self.there.add(new)
+        manifest = read_manifest(self.store, new)
+        self.needs[new] = {manifest.key(one.name) for one in manifest.files}
 
     @precondition(lambda self: self.life > 1)
     @rule(step=st.integers(100, 999))
@@ -102,11 +130,10 @@ class Vault(RuleBasedStateMachine):
     @rule(data=st.data())
     def damage(self, data) -> None:
         victim = data.draw(st.sampled_from(sorted(self.there - self.damaged)))
-        keys = [key for key in self.store.objects if key.startswith(f"{victim.folder}/")]
-        key = data.draw(st.sampled_from([one for one in keys if "manifest" not in one]))
+        key = data.draw(st.sampled_from(sorted(self.needs[victim])))
         content = self.store.objects[key]
         self.store.objects[key] = content[:-1] + bytes([content[-1] ^ 1])
-        self.damaged.add(victim)
+        self.flipped.add(key)
 
     @precondition(lambda self: self.there)
     @rule(data=st.data(), name=st.sampled_from(("a", "b")))
@@ -125,8 +152,8 @@ class Vault(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tags)))
         assert remove_tag(self.store, name) == self.tags.pop(name)
 
-    @precondition(lambda self: self.life)
-    @rule(limit=st.integers(1, 4))
+    @precondition(lambda self: len(self.there) > 1)
+    @rule(limit=st.integers(1, 3))
     def rotate(self, limit) -> None:
         line = self.line()
         gone = set(rotate(self.store, Retention(limit), self.life).doomed)
@@ -134,6 +161,18 @@ class Vault(RuleBasedStateMachine):
         # With nothing to resume from, what a person may still want is not let go.
         assert gone == (set(order[limit:]) - set(self.tags.values()) if line else set())
         self.there -= gone
+        if line:
+            needed = {key for one in self.there for key in self.needs[one]}
+            old = {one for one in self.files() if split_checkpoint_key(one)[0] < max(self.there)}
+            assert old <= needed, "what nobody needs any more is gone"
+
+    def files(self) -> set[str]:
+        keys = {key for key in self.store.objects if key.startswith("checkpoint-")}
+        return {key for key in keys if not key.endswith("manifest.json")}
+
+    @invariant()
+    def what_a_checkpoint_needs_is_there(self) -> None:
+        assert {key for one in self.there for key in self.needs[one]} <= self.files()
 
     @invariant()
     def what_exists_is_what_the_model_says(self) -> None:

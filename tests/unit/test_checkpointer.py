@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from manifests import Values, begin, save
+from one_rank import Held, open_one
 
 from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
@@ -23,26 +24,6 @@ from resilient.vault.rotate import discard
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
-
-
-class Held(MemoryStore):
-    """Puts of tensors wait until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on = threading.Event()
-        self.begun: list[str] = []
-
-    def put(self, key, data):
-        self.begun.append(key)
-        assert self.go_on.wait(20)
-        super().put(key, data)
-
-
-def open_one(store, **limits) -> Checkpointer:
-    comms = Comms(MemoryBoard(), World(), "life")
-    emit = Emitter(SystemClock())
-    return Checkpointer(Desk(store, comms, Limits(**limits), SystemClock(), emit))
 
 
 def tensor_part(values):

@@ -45,14 +45,16 @@ class Loop:
         return [one.numpy().tobytes() for one in self.model.state_dict().values()], self.log
 
 
-def test_three_lines_make_an_interrupted_run_equal_an_unbroken_one(tmp_path):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_three_lines_make_an_interrupted_run_equal_an_unbroken_one(tmp_path, overlap):
     whole = Loop().train(6).bits()
 
     first = Loop()
-    checkpointer = Checkpointer(tmp_path, **first.things())
+    checkpointer = Checkpointer(tmp_path, overlap=overlap, **first.things())
     assert checkpointer.resume() is None
     first.train(4)
     checkpointer.save(4)
+    first.train(1)
     checkpointer.close()
 
     second = Loop(seed=7)

@@ -13,10 +13,13 @@ from resilient.errors import (
     NothingToResume,
     UsageError,
 )
-from resilient.format.names import CHECKPOINTS
+from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.catalog import lineage, read_manifest, resolve
 from resilient.vault.generations import read_generations
+from resilient.vault.records import verify_records
 from resilient_cli.commands.keeping import prune, tag, untag
+from resilient_cli.commands.repairing import repair
+from resilient_cli.commands.signing import sign
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -26,9 +29,10 @@ from resilient_cli.places import (
     open_repository,
     output_of,
     ref_and_place,
+    signing_of,
 )
 from resilient_cli.render import show
-from resilient_cli.survey import Level, Survey, survey, tags_of
+from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
 from resilient_cli.views.inspection import inspection
 from resilient_cli.views.listing import Listing, listing
 from resilient_cli.views.verification import verification
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 DAMAGE_FOUND = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, tag and prune checkpoints.",
+    help="List, inspect, verify, repair, sign, tag and prune checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,7 +55,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, tag and prune checkpoints."""
+    """List, inspect, verify, repair, sign, tag and prune checkpoints."""
 
 
 @app.command()
@@ -65,9 +69,10 @@ def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     """
     store = open_repository(place, repo)
     found = committed_of(store)
-    surveys = survey(ListedStore(store, CHECKPOINTS), found, Level.QUICK)
+    listed = ListedStore(store, CHECKPOINTS, GENERATIONS, TAGS)
+    surveys = survey(listed, found, Level.QUICK)
     everything = Listing(
-        store.url, surveys, lineage(store), read_generations(store), tags_of(store)
+        store.url, surveys, lineage(listed), read_generations(listed), tags_of(listed)
     )
     show(listing(everything, SystemClock().now_iso()), output_of(ctx))
 
@@ -93,7 +98,7 @@ def inspect(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Ref = None,
     place: Place = None,
@@ -103,9 +108,19 @@ def verify(
     level: Annotated[
         Level,
         typer.Option(
-            help="quick: presence and sizes; full: every byte; deep: also every file's own header."
+            help="quick: presence and sizes; full: every byte; deep: also regions, headers, "
+            "documents, and whether records, tags and checkpoints fit each other."
         ),
     ] = Level.FULL,
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            envvar="RESILIENT_REQUIRE_SIGNATURE",
+            help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
+            "signed counts as damaged.",
+        ),
+    ] = False,
 ) -> int:
     """Hold the latest, one or all checkpoints against what was committed.
 
@@ -117,29 +132,23 @@ def verify(
     if every and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    signing = signing_of(is_required=require_signature)
     store = open_repository(place, repo)
     found = committed_of(store)
     chosen = found if every or not found else [resolve(store, ref or "latest")]
-    surveys = survey(store, chosen, level)
-    resume = _first_intact(store, surveys, level)
-    show(verification(store.url, surveys, resume, level), output_of(ctx))
-    return _verdict(store, surveys, resume)
-
-
-def _first_intact(store: Store, known: Sequence[Survey], level: Level) -> CheckpointId | None:
-    """Return where training would resume; reads further candidates only until one is intact."""
-    states = {one.checkpoint: one.intact for one in known}
-    for candidate in lineage(store).candidates:
-        if candidate not in states:
-            states |= {one.checkpoint: one.intact for one in survey(store, [candidate], level)}
-        if states.get(candidate):
-            return candidate
-    return None
+    surveys = survey(store, chosen, level, signing)
+    states = {one.checkpoint: one.intact for one in surveys}
+    resume = first_intact(store, states, level, signing)
+    records = verify_records(store, level.value)
+    show(verification(store.url, surveys, resume, level, records), output_of(ctx))
+    is_damaged = any(one.severity == "damaged" for one in records)
+    return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
 
 
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
     """Return the exit code when something intact remains, and raise when nothing does."""
-    if all(one.intact for one in surveys) and (surveys or resume):
+    # Lost parity hurts no resume, and yet it is damage that somebody has to hear of.
+    if not any(one.findings for one in surveys) and (surveys or resume):
         return 0
     if resume:
         return DAMAGE_FOUND
@@ -154,5 +163,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (tag, untag, prune):
+for _command in (repair, tag, untag, prune, sign):
     app.command()(_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.errors import ScriptNotFound
-from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options
+from resilient.format.signature import Signing
+from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
 from resilient_cli.render import Answer, Facts, redact, show
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ Grace = Annotated[
 ]
 SingleWriter = Annotated[
     bool, _option("Promise: no two jobs write to the repository at once.", "--single-writer")
+]
+RequireSignature = Annotated[
+    bool,
+    _option(
+        "Resume only from what was signed with the key of RESILIENT_SIGNING_KEY or "
+        "RESILIENT_SIGNING_KEY_FILE.",
+        "--require-signature",
+        envvar="RESILIENT_REQUIRE_SIGNATURE",
+    ),
 ]
 HostBytesMax = Annotated[
     int,
@@ -84,6 +95,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     max_restarts: MaxRestarts = 3,
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
+    require_signature: RequireSignature = False,
     host_bytes_max: HostBytesMax = -1,
     storage_options: StorageOptions = "",
     events: Events = "",
@@ -109,6 +121,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
 
     if not module and not Path(script).is_file():
         raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
+    # Before anything starts: a key that is missing or too short is told here, and not by workers.
+    Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
     options = build.TrainOptions(
@@ -119,7 +133,14 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
         patience=build.Patience(interval_seconds=monitor_interval, grace_seconds=grace),
-        wishes=build.Wishes(repo, resume, events, single_writer, storage_options=reach),
+        wishes=build.Wishes(
+            repo,
+            resume,
+            events,
+            single_writer,
+            storage_options=reach,
+            require_signature=require_signature,
+        ),
         host_bytes_max=host_bytes_max,
     )
     if dry_run:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from resilient.format.manifest import Manifest, TensorEntry
+    from resilient.format.parity import ParityGroup
 
 
 def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
@@ -32,7 +33,13 @@ def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
 
 def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]:
     files = [
-        {"name": one.name, "size_bytes": one.size_bytes, "rank": one.rank, "digest": one.digest}
+        {
+            "name": one.name,
+            "size_bytes": one.size_bytes,
+            "rank": one.rank,
+            "digest": one.digest,
+            "origin": folder(one.origin),
+        }
         for one in manifest.files
     ]
     return {
@@ -45,12 +52,15 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
         "format_version": manifest.format_version,
         "root": manifest.root,
         "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "referred_bytes": manifest.size_bytes - manifest.own_bytes,
         "world": dict(manifest.world),
         "config": dict(manifest.config),
         "software": dict(manifest.software),
         "data": dict(manifest.data),
         "metrics": dict(manifest.metrics),
         "protects": [one.folder for one in manifest.protects],
+        "parity": [one.to_json() for one in manifest.parity],
         "files": files,
         "parts": parts,
     }
@@ -58,6 +68,9 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
 
 def _about(manifest: Manifest, now: str) -> Facts:
     size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
+    if manifest.own_bytes < manifest.size_bytes:
+        referred = human_size(manifest.size_bytes - manifest.own_bytes)
+        size += f", {referred} of it in folders of older checkpoints"
     return Facts(
         (
             ("checkpoint", manifest.checkpoint.folder),
@@ -71,10 +84,16 @@ def _about(manifest: Manifest, now: str) -> Facts:
             ("data", inline(manifest.data)),
             ("metrics", inline(manifest.metrics)),
             ("protects", ", ".join(map(str, manifest.protects)) or NONE),
+            *(("parity", _parity(group)) for group in manifest.parity),
             ("software", inline(manifest.software)),
             ("root", manifest.root),
         )
     )
+
+
+def _parity(group: ParityGroup) -> str:
+    may_go = count(len(group.parity), "file")
+    return f"any {may_go} of {', '.join(group.shares)} may be lost"
 
 
 def _config(manifest: Manifest) -> Table:

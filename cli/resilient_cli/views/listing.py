@@ -44,8 +44,14 @@ class Listing:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all checkpoints together."""
-        return sum(one.size_bytes for one in self.surveys)
+        """Bytes of all checkpoints together; what several need counts once."""
+        files = {
+            one.manifest.key(file.name): file.size_bytes
+            for one in self.surveys
+            if one.manifest
+            for file in one.manifest.files
+        }
+        return sum(files.values())
 
     def tags_on(self, checkpoint: CheckpointId) -> list[str]:
         """Return the tags that name a checkpoint."""
@@ -76,7 +82,7 @@ def listing(found: Listing, now: str) -> Answer:
         "tags": {name: folder(named) for name, named in found.tags.items()},
     }
     table = Table(
-        ("STEP", "GEN", "AGE", "SIZE", "RANKS", "STATE", "ID", "NOTE"),
+        ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
         tuple(_row(found, survey, now) for survey in found.surveys),
     )
     skipped = [f"passed over: {one.name}: {one.reason}" for one in found.lineage.skipped]
@@ -102,6 +108,8 @@ def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
         "parent": folder(manifest.parent) if manifest else None,
         "created_at": manifest.created_at if manifest else None,
         "size_bytes": manifest.size_bytes if manifest else None,
+        "own_bytes": manifest.own_bytes if manifest else None,
+        "referred_bytes": manifest.size_bytes - manifest.own_bytes if manifest else None,
         "ranks": manifest.world.get("size") if manifest else None,
         "state": found.state(survey).lower(),
         "abandoned": survey.checkpoint not in found.lineage.candidates,
@@ -123,10 +131,11 @@ def _generation(life: Generation) -> dict[str, Any]:
 
 def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
     manifest = survey.manifest
-    about = (NONE, NONE, NONE)
+    about = (NONE, NONE, NONE, NONE)
     if manifest:
         ranks = str(manifest.world.get("size", NONE))
-        about = (age(manifest.created_at, now), human_size(manifest.size_bytes), ranks)
+        sizes = (human_size(manifest.size_bytes), human_size(manifest.own_bytes))
+        about = (age(manifest.created_at, now), *sizes, ranks)
     return (
         str(survey.checkpoint.step),
         str(survey.checkpoint.generation),

@@ -23,24 +23,30 @@ def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer
         plan: what goes; as far as it was carried out if ``done``.
         done: whether it was carried out.
     """
-    freed = found.size_bytes(plan.doomed)
+    freed = found.freed_bytes if not plan.held else 0
     document = {
         "repository": url,
         "done": done,
         "held": plan.held,
+        "unsure": plan.unsure,
         "freed_bytes": freed,
         "kept": [
             {"type": "kept", "id": one.folder, "reasons": list(reasons)}
             for one, reasons in plan.kept.items()
         ],
         "deleted": [
-            {"type": "deleted", "id": one.folder, "size_bytes": found.size_bytes([one])}
+            {
+                "type": "deleted",
+                "id": one.folder,
+                "size_bytes": found.size_bytes([one]),
+                "still_needed_bytes": found.still_needed_bytes(one),
+            }
             for one in plan.doomed
         ],
         "damaged": {one.folder: why for one, why in plan.damaged.items()},
     }
     kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
-    gone = [_row(found, one, "delete", NONE) for one in plan.doomed]
+    gone = [_row(found, one, "delete", _left(found, one)) for one in plan.doomed]
     table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
     ids = tuple(one.folder for one in plan.doomed)
     return Answer("ckpt.prune", "rotation", document, (table, _closing(plan, freed, done)), ids)
@@ -51,13 +57,21 @@ def _row(found: Found, one: CheckpointId, verdict: str, why: str) -> tuple[str, 
     return (str(one.step), str(one.generation), size, verdict, one.folder, why)
 
 
+def _left(found: Found, one: CheckpointId) -> str:
+    """Say how much of what goes stays, because a checkpoint that stays refers to it."""
+    size_bytes = found.still_needed_bytes(one)
+    return f"but {human_size(size_bytes)} of it are needed by others" if size_bytes else NONE
+
+
 def _closing(plan: RotationPlan, freed: int, done: bool) -> str:  # noqa: FBT001 - one sentence
     gone = count(len(plan.doomed), "checkpoint")
     if plan.held and not plan.doomed:
         return f"Nothing was deleted: {plan.held}."
+    rest = f" Files that could be needed stay: {plan.unsure}." if plan.unsure else ""
     if not done:
-        return f"{gone} would go, {human_size(freed)}. Nothing was deleted."
-    rest = f" The rest stays: {plan.held}." if plan.held else ""
+        return f"{gone} would go, {human_size(freed)}. Nothing was deleted.{rest}"
+    if plan.held:
+        return f"{gone} deleted; the rest and all files stay for now: {plan.held}."
     return f"{gone} deleted, {human_size(freed)} freed.{rest}"
 
 

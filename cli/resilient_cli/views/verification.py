@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from resilient.vault.verify import Finding
     from resilient_cli.survey import Level, Survey
 
+_STATES = {"damaged": "DAMAGED", "warning": "warning"}
+
 
 def verification(
-    url: str, surveys: Sequence[Survey], resume: CheckpointId | None, level: Level
+    url: str,
+    surveys: Sequence[Survey],
+    resume: CheckpointId | None,
+    level: Level,
+    records: Sequence[Finding] = (),
 ) -> Answer:
-    """Return the answer of ``ckpt verify``."""
+    """Return the answer of ``ckpt verify``; ``records`` is what lies beside the checkpoints."""
     intact = [survey for survey in surveys if survey.intact]
     damaged = [survey for survey in surveys if survey.damaged]
     document = {
@@ -30,10 +36,13 @@ def verification(
         "unreadable": len(surveys) - len(intact) - len(damaged),
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
+        "records": [asdict(one) for one in records],
     }
     rows = tuple(row for survey in surveys for row in _rows(survey))
+    rows += tuple(_finding(NONE, _STATES[one.severity], one) for one in records)
     table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
-    fixes = dict.fromkeys(one.fix for survey in surveys for one in survey.findings if one.fix)
+    found = [one for survey in surveys for one in survey.findings] + list(records)
+    fixes = dict.fromkeys(one.fix for one in found if one.fix)
     counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
     ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (
@@ -53,6 +62,7 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
         "intact": survey.intact,
         "files": len(survey.manifest.files) if survey.manifest else None,
         "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
+        "own_bytes": survey.manifest.own_bytes if survey.manifest else None,
         "findings": [asdict(one) for one in survey.findings],
     }
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from resilient.checkpointer import Resumed
 from resilient.errors import IntegrityError, KeyNotFound, SaveFailed
 from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.vault.choose import Resumed
 
 
 def frozen(value):
@@ -78,7 +78,13 @@ class MemoryCheckpointer:
             tuple(name for name in parts if name not in saved),
         )
 
-    def save(self, step, parts, about, *, keep=()):
+    def warm(self, parts):
+        pass
+
+    def before_update(self):
+        pass
+
+    def save(self, step, parts, about, *, keep=(), overlap=False):
         self.wait()
         checkpoint = CheckpointId(self.generation, step)
         assert checkpoint not in self.repository.checkpoints

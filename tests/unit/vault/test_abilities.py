@@ -142,10 +142,10 @@ def test_what_does_not_fit_is_read_once_more_and_then_called_damage():
         store = Flips(times)
         store.put("a", b"whole")
         if fits:
-            assert fetch(store, "a", proved) == b"whole"
+            assert fetch(store, "a", proved, 100) == b"whole"
         else:
             with pytest.raises(IntegrityError):
-                fetch(store, "a", proved)
+                fetch(store, "a", proved, 100)
 
 
 def resume_at(store, told=()):

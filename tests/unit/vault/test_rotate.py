@@ -54,27 +54,34 @@ def requests(store, retention, **options):
 
 
 def test_a_rotation_that_lets_nothing_go_costs_two_listings_and_one_record(store):
-    assert requests(store, Retention(keep_last=5), written=NEWEST) == {"get": 1, "list": 2}
+    assert requests(store, Retention(keep_last=5), written=NEWEST) == {
+        "stat": 1,
+        "get": 1,
+        "list": 2,
+    }
 
 
-def test_a_rotation_by_number_reads_no_manifest(store):
-    """Checkpoints, lives, tags; and before the one delete again lives and tags."""
+def test_a_rotation_by_number_reads_the_manifests_of_what_stays(store):
+    """Checkpoints, lives, tags; again lives and tags before the manifest goes, lives before files.
+
+    What stays may refer to what would go, if it is newer.
+    """
     asked = requests(store, Retention(keep_last=4), written=NEWEST)
-    assert asked == {"get": 1, "list": 5}
+    assert asked == {"stat": 5, "get": 1 + 4, "list": 3 + 2 + 1}
     asked = requests(store, Retention(keep_every=5), written=NEWEST)
-    assert asked == {"get": 1, "list": 3 + 2 * 3}, "two more for each that goes"
+    assert asked == {"stat": 2, "get": 1 + 1, "list": 3 + 2 * 3 + 1}, "two more for each that goes"
 
 
 def test_a_rotation_by_content_reads_each_manifest_once(store):
     retention = Retention(keep_best=(BestOf("loss"), BestOf("loss", 2, greater_is_better=True)))
     asked = requests(store, retention, written=NEWEST)
-    assert asked == {"get": 1 + 5, "list": 3 + 2 * 2}
+    assert asked == {"stat": 1 + 5, "get": 1 + 5, "list": 3 + 2 * 2 + 1}
     assert steps(store) == [1, 4, 5]
 
 
 def test_a_rotation_that_looks_closer_asks_no_more_of_what_it_knows(store):
     retention = Retention(keep_last=4, verify_before_rotate="quick")
-    assert requests(store, retention, written=NEWEST) == {"get": 2, "list": 5}
+    assert requests(store, retention, written=NEWEST) == {"stat": 5, "get": 1 + 4, "list": 6}
 
 
 def test_without_a_policy_the_store_is_not_asked(store):

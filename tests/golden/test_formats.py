@@ -1,4 +1,4 @@
-"""What format 1 wrote is read by every later release, bit for bit."""
+"""What any version of the format wrote is read by every later release, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,23 +20,28 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 from make import Held, golden_state  # noqa: E402 - the writer stands beside its output
 
+VERSIONS = [1, 2]
+FROZEN = "checkpoint-1-g1/model.r00001.safetensors"
+
 
 @pytest.fixture
-def store():
-    return LocalStore(FOLDER / "format-1")
+def store(version):
+    return LocalStore(FOLDER / f"format-{version}")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_golden_repository_is_intact(store):
     assert lineage(store).candidates == (CheckpointId(1, 2), CheckpointId(1, 1))
     for checkpoint in lineage(store).candidates:
         assert verify(store, checkpoint, "deep") == []
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_golden_state_comes_back_as_it_was_saved(store, step, rank):
+def test_the_golden_state_comes_back_as_it_was_saved(store, step, rank, version):
     proved = read(store, CheckpointId(1, step))
-    expected = golden_state(step, rank)
+    expected = golden_state(step, rank, version)
     target = {name: type(part)(Held(None), part.scope) for name, part in expected.items()}
     load(proved.manifest, proved.files, target, rank)
     for name, part in expected.items():
@@ -58,6 +63,16 @@ def assert_same(found, expected) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("version", [2])
+def test_the_second_version_knows_files_of_older_checkpoints(store):
+    manifest = read(store, CheckpointId(1, 2)).manifest
+    assert manifest.format_version == 2
+    assert manifest.file(FROZEN).origin == CheckpointId(1, 1)
+    (frozen,) = [one for one in manifest.tensors if one.name == "model/frozen"]
+    assert {one.file for one in frozen.regions} == {FROZEN}
+
+
+@pytest.mark.parametrize("version", [1])
 def test_a_shard_is_a_valid_safetensors_file_for_others(store):
     safetensors = pytest.importorskip("safetensors.torch")
     shards = [
@@ -67,9 +82,10 @@ def test_a_shard_is_a_valid_safetensors_file_for_others(store):
         for rank in (0, 1)
     ]
     rows = [tensor for shard in shards for key, tensor in shard.items() if "wte" in key]
-    assert torch.equal(torch.cat(rows), golden_state(2, 0)["model"].stateful.state["wte.weight"])
+    assert torch.equal(torch.cat(rows), golden_state(2, 0, 1)["model"].stateful.state["wte.weight"])
 
 
-def test_the_human_readable_document_is_plain_json(store):
-    text = (FOLDER / "format-1/checkpoint-2-g1/trainer_state.json").read_text()
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_human_readable_document_is_plain_json(version):
+    text = (FOLDER / f"format-{version}/checkpoint-2-g1/trainer_state.json").read_text()
     assert json.loads(text) == {"global_step": 2}

@@ -1,0 +1,51 @@
+"""How soon a checkpoint is back in the live tensors, proved, against raw reads and peers.
+
+One process, local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
+contender: `cold` with nothing in the page cache, `warm` right after that. `raw` reads the same
+bytes in one sequential stream into memory that was touched before. Ours holds every byte against
+its digest and changes no tensor before all are proved; the peers prove nothing. `cpu` is
+this process's for both loads; `peak_mib` what was added to the memory that it held.
+`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` names some.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Report
+from benchmarks.peers.loading import makers
+from benchmarks.peers.rounds import Rounds, chosen, medians, ratios, spread, turns
+from benchmarks.peers.training import Training, mega_parameters
+
+ROUNDS = 5
+
+
+def run(rounds: int) -> Report:
+    """Measure every contender `rounds` times in shuffled order."""
+    torch.set_num_threads(1)
+    training = Training(mega_parameters())
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        found = turns(chosen(makers(training, Path(folder))), Path(folder), rounds)
+    return report(found, training.size_bytes)
+
+
+def report(found: Rounds, size_bytes: int) -> Report:
+    """Return the ratios of a run."""
+    names = sorted(name.removesuffix("_warm") for name in found[0] if name.endswith("_warm"))
+    pairs = {
+        "verified_load_throughput_over_raw": ("raw_cold", "ours_cold"),
+        "verified_load_throughput_over_raw_warm": ("raw_warm", "ours_warm"),
+    }
+    for name in names:
+        if name not in ("raw", "ours"):
+            pairs[f"{name}_throughput_over_raw"] = ("raw_cold", f"{name}_cold")
+            pairs[f"{name}_throughput_over_raw_warm"] = ("raw_warm", f"{name}_warm")
+    notes = {
+        "rounds": len(found),
+        "state_mib": size_bytes >> 20,
+        "verified_load_throughput_over_raw_lowest_highest": spread(found, "raw_cold", "ours_cold"),
+    }
+    return Report("load", ratios(found, pairs), {**notes, **medians(found)})

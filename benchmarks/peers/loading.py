@@ -1,0 +1,136 @@
+"""Everybody's way to load one training, from page cache and from disk.
+
+Of each the two figures are ``cold``, nothing of it in the page cache, and ``warm``, all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from benchmarks.harness import installed
+from benchmarks.peers import saving
+from benchmarks.peers.rounds import Contender, Figures, Maker, timed
+from benchmarks.peers.trainers import Accelerated, Transformed
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import Emitter
+from resilient.opening import open_checkpointer
+from resilient.state.load import load
+from resilient.storage.open import open_store
+from resilient.vault.read import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.peers.training import Training
+
+READ_BYTES = 16 << 20
+
+
+def makers(training: Training, folder: Path) -> dict[str, Maker]:
+    """Return how to make what is measured on this machine, by name; each saves once."""
+
+    def peer(save: Callable[[Path], object], load: Callable[[Path], object]) -> Maker:
+        return lambda: saved(folder, save, load)
+
+    found = {
+        "raw": peer(partial(saving.raw, training), raw_of(training)),
+        "ours": lambda: ours_of(training, folder / "ours"),
+        "torch_save": peer(partial(saving.torch_save, training), partial(torch_load, training)),
+        "dcp": peer(partial(saving.dcp_save, training), partial(dcp_load, training)),
+    }
+    if installed("safetensors"):
+        found["safetensors"] = peer(
+            partial(saving.safetensors, training), partial(safetensors_load, training)
+        )
+    if installed("accelerate"):
+        found["accelerate"] = lambda: both(folder, Accelerated(training))
+    if installed("transformers"):
+        found["hf"] = lambda: both(folder, Transformed(training, folder))
+    return found
+
+
+def both(folder: Path, peer: Accelerated | Transformed) -> Contender:
+    """Return a contender that saves and loads."""
+    return saved(folder, peer.save, peer.load)
+
+
+def saved(
+    folder: Path, save: Callable[[Path], object], load: Callable[[Path], object]
+) -> Contender:
+    """Save once, and return a contender that loads it, from disk and then from page cache."""
+    place = folder / f"saved-{len(list(folder.iterdir()))}"
+    place.mkdir()
+    save(place)
+    saving.sync(place)
+    return lambda _: cold_and_warm(place, partial(load, place))
+
+
+def cold_and_warm(place: Path, load: Callable[[], object]) -> Figures:
+    """Return how long ``load`` takes of files outside the page cache, and of files in it.
+
+    Those who read in a way that leaves nothing there are not helped.
+    """
+    for one in place.rglob("*"):
+        if one.is_file():
+            descriptor = os.open(one, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+    return {"cold": timed(load), "warm": timed(load)}
+
+
+def raw_of(training: Training) -> Callable[[Path], None]:
+    """Read one file in one stream into memory that was touched before."""
+    memory = torch.ones(training.size_bytes, dtype=torch.uint8).numpy().data
+
+    def load(place: Path) -> None:
+        with (place / "raw").open("rb", buffering=0) as file:
+            at = 0
+            while came := file.readinto(memory[at : at + READ_BYTES]):
+                at += came
+        assert at == training.size_bytes
+
+    return load
+
+
+def ours_of(training: Training, folder: Path) -> Contender:
+    """Load both parts as resume does it, proved before the first tensor changes."""
+    checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock(), ()))
+    parts = training.parts()
+    checkpointer.resume(parts)
+    checkpoint = checkpointer.save(1, parts, About())
+    checkpointer.close()
+    store = open_store(str(folder))
+
+    def load_all() -> None:
+        proved = read(store, checkpoint, parts)
+        load(proved.manifest, proved.files, parts, 0)
+
+    return lambda _: cold_and_warm(folder, load_all)
+
+
+def torch_load(training: Training, place: Path) -> None:
+    """``torch.load`` and the two ``load_state_dict``."""
+    state = torch.load(place / "state.pt", weights_only=True)
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(state["optimizer"])
+
+
+def safetensors_load(training: Training, place: Path) -> None:
+    """Safetensors' own reader, and a copy into the live tensors."""
+    from safetensors.torch import load_file
+
+    loaded = load_file(place / "state.safetensors")
+    for name, one in training.tensors().items():
+        one.copy_(loaded[name])
+
+
+def dcp_load(training: Training, place: Path) -> None:
+    """``dcp.load``, which fills the live tensors in place."""
+    dcp.load(dict(training.tensors()), checkpoint_id=place, no_dist=True)

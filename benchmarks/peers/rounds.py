@@ -1,0 +1,109 @@
+"""What a contender costs in one turn: seconds, CPU seconds, memory; and what came of all turns."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+Figures = dict[str, float]
+Contender = Callable[[Path], Figures]
+Maker = Callable[[], Contender]
+Rounds = list[Figures]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def chosen(makers: Mapping[str, Maker]) -> dict[str, Contender]:
+    """Make the contenders that ``CONTENDERS`` names, comma separated, and raw; all by default."""
+    return {name: make() for name, make in makers.items() if name == "raw" or wants(name)}
+
+
+def wants(name: str) -> bool:
+    """Say whether ``CONTENDERS`` names this one, or nobody."""
+    names = os.environ.get("CONTENDERS", "").split(",")
+    return names == [""] or name in names
+
+
+def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rounds:
+    """Call every contender once per round, in shuffled order, each time in a new folder.
+
+    One round more is done and thrown away: it warms the buffers that are used again.
+    """
+    order = random.Random(0)  # noqa: S311 - only the order depends on it
+    found = []
+    for number in range(rounds + 1):
+        names = list(contenders)
+        order.shuffle(names)
+        figures: Figures = {}
+        for name in names:
+            place = folder / f"{name}-{number}"
+            place.mkdir()
+            with costs(figures, name):
+                measured = contenders[name](place)
+            figures |= {f"{name}_{what}": value for what, value in measured.items()}
+            shutil.rmtree(place)
+            # What the kernel still writes or frees of it is not the next one's to pay.
+            os.sync()
+        found.append(figures)
+    return found[1:]
+
+
+@contextmanager
+def costs(figures: Figures, name: str) -> Iterator[None]:
+    """Note the CPU seconds of this process, and how much memory was added to what it held."""
+    began, held = time.process_time(), _memory("VmRSS")
+    _CLEAR.write_text("5")  # the high-water mark begins anew
+    yield
+    figures[f"{name}_cpu"] = time.process_time() - began
+    figures[f"{name}_peak_mib"] = max(_memory("VmHWM") - held, 0.0)
+
+
+def _memory(field: str) -> float:
+    lines = _STATUS.read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def ratio(found: Rounds, one: str, other: str) -> float:
+    """Return the median over rounds of ``one`` over ``other``."""
+    return round(median(figures[one] / figures[other] for figures in found), 4)
+
+
+def ratios(found: Rounds, pairs: Mapping[str, tuple[str, str]]) -> dict[str, float]:
+    """Return the ratios by name of whatever was measured."""
+    return {
+        name: ratio(found, one, other)
+        for name, (one, other) in pairs.items()
+        if one in found[0] and other in found[0]
+    }
+
+
+def medians(found: Rounds) -> dict[str, float]:
+    """Return the median of each figure; what has no unit in its name is in seconds."""
+    return {
+        name if name.endswith("_mib") else f"{name}_seconds": round(
+            median(figures[name] for figures in found), 4
+        )
+        for name in sorted(found[0])
+    }
+
+
+def spread(found: Rounds, one: str, other: str) -> list[float]:
+    """Return the lowest and the highest of the per-round ratios, nothing if one is missing."""
+    if one not in found[0] or other not in found[0]:
+        return []
+    all_of_them = [figures[one] / figures[other] for figures in found]
+    return [round(min(all_of_them), 4), round(max(all_of_them), 4)]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the seconds that ``work`` took."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,173 @@
+"""Everybody's way to save one training, each as its contenders' own documentation has it.
+
+Of each the two figures are ``stall``, how long training waits, and ``durable``, how long until
+every byte is synced. Those who do not sync are synced by us afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from benchmarks.harness import installed
+from benchmarks.peers.rounds import Contender, Figures, Maker, timed
+from benchmarks.peers.trainers import Accelerated, Transformed
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import CheckpointCommitted, Emitter, Event
+from resilient.opening import open_checkpointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from benchmarks.peers.training import Training
+
+WRITE_BYTES = 16 << 20
+
+
+def makers(training: Training, folder: Path) -> dict[str, Maker]:
+    """Return how to make what is measured on this machine, by name."""
+    found: dict[str, Maker] = {
+        "memcpy": lambda: memcpy_of(training),
+        "raw": lambda: partial(raw, training),
+        "ours": lambda: ours_of(training, folder / "ours"),
+        "torch_save": lambda: synchronous(partial(torch_save, training)),
+        "dcp": lambda: synchronous(partial(dcp_save, training)),
+    }
+    if installed("safetensors"):
+        found["safetensors"] = lambda: synchronous(partial(safetensors, training))
+    if installed("accelerate"):
+        found["accelerate"] = lambda: synchronous(Accelerated(training).save)
+    if installed("transformers"):
+        found["hf"] = lambda: synchronous(Transformed(training, folder).save)
+    # Last, for the process group that one of them needs is not the others' business.
+    for kind in AsyncCheckpointerType:
+        found[f"dcp_async_{kind.value}"] = partial(dcp_async_of, training, kind)
+    return found
+
+
+def synchronous(work: Callable[[Path], None]) -> Contender:
+    """Return a save during which training waits; the sync comes after it."""
+
+    def save(place: Path) -> Figures:
+        stall = timed(lambda: work(place))
+        return {"stall": stall, "durable": stall + timed(lambda: sync(place))}
+
+    return save
+
+
+def sync(place: Path) -> None:
+    """Sync every file of a folder, and the folders."""
+    for one in (*place.rglob("*"), place):
+        descriptor = os.open(one, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def memcpy_of(training: Training) -> Contender:
+    """Copy all tensors into buffers that were touched before."""
+    buffers = {name: torch.empty_like(one).fill_(1) for name, one in training.tensors().items()}
+
+    def copy() -> None:
+        for name, one in training.tensors().items():
+            buffers[name].copy_(one)
+
+    return lambda _: {"stall": timed(copy)}
+
+
+def raw(training: Training, place: Path) -> Figures:
+    """Write the same bytes as one file in one stream, and sync it."""
+
+    def write() -> None:
+        with (place / "raw").open("wb", buffering=0) as file:
+            for one in training.tensors().values():
+                view = one.numpy().reshape(-1).view("u1").data
+                for start in range(0, len(view), WRITE_BYTES):
+                    file.write(view[start : start + WRITE_BYTES])
+            os.fsync(file.fileno())
+
+    return {"durable": timed(write)}
+
+
+def ours_of(training: Training, folder: Path) -> Contender:
+    """Save with a Checkpointer that keeps one checkpoint."""
+    committed: list[float] = []
+
+    def listen(_record: Mapping[str, object], event: Event) -> None:
+        if isinstance(event, CheckpointCommitted):
+            committed.append(event.commit_seconds)
+
+    emit = Emitter(SystemClock(), (listen,))
+    checkpointer = open_checkpointer(str(folder), emit=emit, keep_last=1)
+    parts = training.parts()
+    checkpointer.resume(parts)
+    step = 0
+
+    def save(_: Path) -> Figures:
+        nonlocal step
+        step += 1
+        training.change()
+        stall = timed(lambda: checkpointer.save(step, parts, About()))
+        # The manifest is in the store; deleting the checkpoint before this one comes after that.
+        checkpointer.wait()
+        return {"stall": stall, "durable": committed[-1]}
+
+    return save
+
+
+def torch_save(training: Training, place: Path) -> None:
+    """``torch.save`` of both states to one file."""
+    torch.save(training.nested(), place / "state.pt")
+
+
+def safetensors(training: Training, place: Path) -> None:
+    """Safetensors' own writer, which takes tensors alone."""
+    from safetensors.torch import save_file
+
+    save_file(dict(training.tensors()), place / "state.safetensors")
+
+
+def dcp_save(training: Training, place: Path) -> None:
+    """torch.distributed.checkpoint with two threads, its fastest setting on a local disk."""
+    writer = dcp.FileSystemWriter(place, thread_count=2)
+    dcp.save(dict(training.tensors()), storage_writer=writer, no_dist=True)
+
+
+def dcp_async_of(training: Training, kind: AsyncCheckpointerType) -> Contender:
+    """DCP's best: a reused stager in shared memory, staging in the background too."""
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=True,
+            use_async_staging=True,
+            use_non_blocking_copy=False,
+        )
+    )
+    in_process = kind is AsyncCheckpointerType.PROCESS
+    if in_process and not dist.is_initialized():
+        # Its daemon asks for one; a thread would do without.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def save(place: Path) -> Figures:
+        began = time.perf_counter()
+        response = dcp.async_save(
+            dict(training.tensors()),
+            storage_writer=dcp.FileSystemWriter(place, thread_count=2),
+            async_checkpointer_type=kind,
+            async_stager=stager,
+            no_dist=not in_process,
+        )
+        stall = time.perf_counter() - began
+        getattr(response, "upload_completion", response).result()
+        return {"stall": stall, "durable": time.perf_counter() - began}
+
+    return save

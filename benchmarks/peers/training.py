@@ -1,0 +1,87 @@
+"""The live state that everybody saves and loads: a model and its AdamW, after one step."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from resilient.state.capture import Part
+from resilient.state.optimizer import NamedOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TENSOR_BYTES = 16 << 20
+COLUMNS = 1024
+
+
+class Model(nn.Module):
+    """Matrices of 16 MiB and a vector for each, as in a transformer; returns a loss."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        count = max(parameters * 4 // TENSOR_BYTES, 1)
+        rows = max(parameters // count // COLUMNS, 1)
+        matrices = {
+            f"h{number}": nn.Parameter(torch.randn(rows, COLUMNS)) for number in range(count)
+        }
+        vectors = {f"b{number}": nn.Parameter(torch.randn(COLUMNS)) for number in range(count)}
+        self.matrices, self.vectors = nn.ParameterDict(matrices), nn.ParameterDict(vectors)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a loss that every parameter has a part in."""
+        weight = sum(one[:1].mean() for one in self.parameters())
+        return {"loss": (inputs * weight - labels).square().mean()}
+
+
+class Training:
+    """A model and its optimizer, with all the state that training has.
+
+    Attributes:
+        model: the model.
+        optimizer: AdamW over all of it, with both moments.
+        size_bytes: of the tensors of both.
+    """
+
+    def __init__(self, parameters: int) -> None:
+        torch.manual_seed(0)
+        self.model = Model(parameters)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        for one in self.model.parameters():
+            one.grad = torch.zeros_like(one)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.size_bytes = sum(one.nbytes for one in self.tensors().values())
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return every tensor by a name, for those who save flat dictionaries."""
+        state = self.optimizer.state_dict()["state"]
+        moments = {
+            f"optimizer.{number}.{kind}": one
+            for number, kinds in state.items()
+            for kind, one in kinds.items()
+        }
+        return {**self.model.state_dict(), **moments}
+
+    def change(self) -> None:
+        """Change every tensor, as a training step does."""
+        with torch.no_grad():
+            for one in self.tensors().values():
+                one.add_(1)
+
+    def nested(self) -> dict[str, object]:
+        """Return the state as the two of torch give it."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return the state as we take it."""
+        named = NamedOptimizer(self.model, self.optimizer)
+        return {"model": Part(self.model), "optimizer": Part(named)}
+
+
+def mega_parameters() -> int:
+    """Return how many parameters ``MEGAPARAMS`` asks for; 30 million by default."""
+    return int(float(os.environ.get("MEGAPARAMS", "30")) * 1_000_000)

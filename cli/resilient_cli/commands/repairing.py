@@ -1,0 +1,89 @@
+"""``resilient ckpt repair``: a damaged checkpoint made whole, or what is lost of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.errors import NoIntactCheckpoint, UsageError
+from resilient.format.names import parse_checkpoint
+from resilient.storage.open import open_store
+from resilient.vault.catalog import resolve
+from resilient.vault.repair import carry_out_repair, plan_repair
+from resilient.world.launch import read_storage_options
+from resilient_cli.places import (
+    Place,
+    Ref,
+    Repo,
+    committed_of,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
+from resilient_cli.render import show
+from resilient_cli.survey import Level, first_intact
+from resilient_cli.views.repair import repairing
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+
+DAMAGE_LEFT = 1
+
+
+def repair(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="URL", help="A repository with the same checkpoint."),
+    ] = None,
+    undelete: Annotated[
+        bool,
+        typer.Option("--undelete", help="Bring back what lost its manifest, if it is all there."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be done.")
+    ] = False,
+) -> int:
+    """Make damaged files whole from parity, or from another repository; say what cannot be.
+
+    Every byte is proved against the manifest before it is put, and what is whole is not touched.
+    Exit code 0: whole now (with --dry-run: it would be). 1: something is lost, and an intact
+    checkpoint remains to resume from. 3: none remains.
+
+    Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2
+    """
+    ref, place = ref_and_place(ref, place, repo)
+    store = open_repository(place, repo)
+    committed_of(store)
+    checkpoint = _named(store, ref, undelete=undelete)
+    options = read_storage_options(os.environ)
+    others = [open_store(url, storage_options=options) for url in source or ()]
+    plan = plan_repair(store, checkpoint, others, undelete=undelete)
+    if not dry_run:
+        carry_out_repair(store, plan, others)
+    resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
+    show(repairing(store.url, plan, resume, done=not dry_run), output_of(ctx))
+    if not plan.is_whole and resume is None:
+        raise NoIntactCheckpoint(
+            f"no checkpoint in `{store.url}` is left that training could resume from",
+            hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
+        )
+    return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
+    """Return the checkpoint that is meant; one without a manifest has to be named in full."""
+    named = parse_checkpoint(ref or "")
+    if undelete and named is None:
+        raise UsageError(
+            "`--undelete` needs the full name of the checkpoint",
+            hint=f"resilient ckpt repair checkpoint-120-g3 {store.url} --undelete",
+        )
+    return named or resolve(store, ref or "latest")

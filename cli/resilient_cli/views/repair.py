@@ -1,0 +1,85 @@
+"""The answer of ``ckpt repair``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from resilient.vault.damage import join_names
+from resilient_cli.render import Answer, Table
+from resilient_cli.views.words import NONE, count, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.format.names import CheckpointId
+    from resilient.vault.repair import Fix, Loss, RepairPlan
+
+
+def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Answer:
+    """Return the answer of ``ckpt repair``.
+
+    Args:
+        url: the repository.
+        plan: what can be made whole and what cannot.
+        resume: what training can resume from; None was not asked for, or is none.
+        done: whether the plan was carried out.
+    """
+    document = {
+        "repository": url,
+        "id": plan.checkpoint.folder,
+        "done": done,
+        "whole": plan.is_whole,
+        "fixes": [{"type": "fix", **asdict(one)} for one in plan.fixes],
+        "losses": [{"type": "loss", **asdict(one)} for one in plan.losses],
+        "lost_tensors": list(plan.lost_tensors),
+        "whole_tensors": list(plan.whole_tensors),
+        "parts": plan.parts,
+        "resume": folder(resume),
+    }
+    verdict = "rebuilt" if done else "rebuild"
+    rows = [*(_fix(one, verdict) for one in plan.fixes), *map(_loss, plan.losses)]
+    table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
+    ids = tuple(one.file for one in plan.fixes)
+    blocks: tuple[Table | str, ...] = (table, *_lines(plan, resume, done=done))
+    return Answer("ckpt.repair", "repair", document, blocks, ids)
+
+
+def _fix(fix: Fix, verdict: str) -> tuple[str, ...]:
+    return (fix.file, verdict, NONE, fix.problem, fix.source, NONE)
+
+
+def _loss(loss: Loss) -> tuple[str, ...]:
+    span = f"{loss.start}-{loss.stop}" if loss.stop > loss.start else NONE
+    return (loss.file, "LOST", span, loss.problem, NONE, join_names(loss.tensors) or NONE)
+
+
+def _lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iterator[str]:
+    """Yield what was done, then what is lost and what can be salvaged, then what to go on from."""
+    files, name = count(len(plan.fixes), "file"), plan.checkpoint
+    if not plan.fixes:
+        yield f"{name} is whole: nothing to repair." if plan.is_whole else "Nothing was changed."
+    elif done:
+        yield f"{files} rebuilt, each proved against the manifest before it was put."
+    else:
+        yield f"{files} would be rebuilt. Nothing was changed."
+    if plan.is_whole:
+        return
+    yield from _salvage(plan)
+    yield f"Training can resume from {resume}." if resume else "Training cannot resume."
+
+
+def _salvage(plan: RepairPlan) -> Iterator[str]:
+    if plan.manifest is None:
+        yield (
+            "Lost: the manifest and its copy, so nothing of it can be proved. Its files are still "
+            "there, and those that end in .safetensors can be opened one by one."
+        )
+        return
+    lost, whole = plan.lost_tensors, plan.whole_tensors
+    names = f": {', '.join(lost)}" if lost else ""
+    yield f"Lost: {count(len(lost), 'tensor')}{names}."
+    hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
+    left = [name for name, is_whole in plan.parts.items() if is_whole]
+    yield f"Whole: {count(len(whole), 'tensor')}. Parts that are whole: {', '.join(left) or NONE}."
+    yield f"Parts that are not: {', '.join(hurt) or NONE}."

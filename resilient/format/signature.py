@@ -1,0 +1,148 @@
+"""A signature of a manifest: who holds the key says that this checkpoint is its own.
+
+HMAC-SHA-256 (RFC 2104) over the manifest's root, which is the SHA-256 of everything that the
+manifest says, and over the SHA-256 of every file, because the manifest's own digests of files
+find damage and not forgery. It lies beside the manifest in a sealed document of its own: a
+manifest can say nothing about its own root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError, IntegrityError, SignatureRefused
+from resilient.format.bounds import having, number, plain, text
+from resilient.format.document import canonical, seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.format.names import CheckpointId
+
+FORMAT = "resilient-signature"
+VERSION = 1
+SECRET_BYTES_MIN = 16
+_ALGORITHM = "hmac-sha256"
+# What is signed begins with what it is, so that no other use of the key makes the same bytes.
+_SIGNED = b"resilient manifest root\n"
+_NAMED = b"resilient key id\n"
+_KEY_ID_LENGTH = 16
+_FIELDS = having(checkpoint=text, manifest=text, algorithm=text, key_id=text, mac=text, files=plain)
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A secret that signs and checks; never shown, stored or logged.
+
+    Attributes:
+        secret: at least 16 bytes, better 32 random ones.
+
+    Raises:
+        ConfigError: it is shorter.
+    """
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < SECRET_BYTES_MIN:
+            raise ConfigError(
+                f"the signing key has {len(self.secret)} bytes, and fewer than "
+                f"{SECRET_BYTES_MIN} can be guessed",
+                hint="openssl rand -hex 32 > signing.key",
+            )
+
+    @property
+    def key_id(self) -> str:
+        """A fingerprint: tells keys apart and says nothing about the secret."""
+        return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
+
+    def mac(self, root: str, files: Mapping[str, str]) -> str:
+        """Return the signature of a manifest's root and its files' SHA-256, in hex."""
+        signed = _SIGNED + canonical({"manifest": root, "files": dict(files)})
+        return hmac.new(self.secret, signed, hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """What a run does about signatures.
+
+    Attributes:
+        key: signs every save, and checks; None: nothing is signed.
+        is_required: whether only what this key signed is read.
+
+    Raises:
+        ConfigError: something is required that nobody could check.
+    """
+
+    key: SigningKey | None = None
+    is_required: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_required and self.key is None:
+            raise ConfigError(
+                "a signature is required, and there is no key to check it with",
+                hint="export RESILIENT_SIGNING_KEY_FILE=signing.key (or RESILIENT_SIGNING_KEY)",
+            )
+
+    @staticmethod
+    def of_secret(secret: str, *, is_required: bool = False) -> Signing:
+        """Return what a secret as text makes; an empty one is none."""
+        key = SigningKey(secret.encode("utf-8", "surrogateescape")) if secret else None
+        return Signing(key, is_required)
+
+
+def encode_signature(
+    key: SigningKey, checkpoint: CheckpointId, root: str, files: Mapping[str, str]
+) -> bytes:
+    """Return the document that signs the manifest with this root, and files by their SHA-256."""
+    return seal(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "checkpoint": checkpoint.folder,
+            "manifest": root,
+            "algorithm": _ALGORITHM,
+            "key_id": key.key_id,
+            "files": dict(files),
+            "mac": key.mac(root, files),
+        }
+    )
+
+
+def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
+    """Return the fields of a signature of the manifest with this root; nothing is checked by key.
+
+    Raises:
+        IntegrityError: it is damaged, of another manifest, or of a version that is not known.
+    """
+    fields = unseal(data, name)
+    expected = {"format": FORMAT, "version": VERSION, "algorithm": _ALGORITHM, "manifest": root}
+    try:
+        _FIELDS(fields, "signature")
+        number(fields["version"], "version")
+    except (KeyError, ValueError) as error:
+        raise IntegrityError(f"`{name}` is no signature: {error}", key=name) from error
+    for field_name, value in expected.items():
+        if fields.get(field_name) != value:
+            raise IntegrityError(f"`{name}` is of another {field_name}", key=name)
+    return fields
+
+
+def check_mac(fields: Mapping[str, Any], key: SigningKey) -> None:
+    """Hold a signature against the key, in constant time.
+
+    Raises:
+        SignatureRefused: another key made it, or nobody who has this one did.
+    """
+    if not hmac.compare_digest(str(fields["key_id"]).encode(), key.key_id.encode()):
+        raise SignatureRefused(
+            f"it was signed with another key ({fields['key_id']}; this one is {key.key_id})"
+        )
+    expected = key.mac(fields["manifest"], fields["files"])
+    if not hmac.compare_digest(str(fields["mac"]).encode(), expected.encode()):
+        raise SignatureRefused(
+            f"its signature does not fit: whoever wrote it did not have the key {key.key_id}"
+        )

@@ -1,0 +1,125 @@
+"""The grammar of plain values (docs/format.md), held against without making a value of them.
+
+Who reads a tree later makes lists, dicts and arrays of it; here it is only walked, in bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IntegrityError
+from resilient.format.bounds import check_depth
+from resilient.format.names import STATE_DOCUMENT
+from resilient.format.shard import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.format.manifest import PartEntry
+
+DEPTH_MAX = 200
+_LISTS = frozenset({"$tuple", "$set", "$frozenset", "$size"})
+_PAIRS = frozenset({"$dict", "$odict", "$counter"})
+_TEXTS = frozenset({"$bytes", "$dtype", "$device"})
+_FLOATS = frozenset({"nan", "inf", "-inf"})
+_COMPLEX_LENGTH = 2
+# A dtype of NumPy that has plain bytes; `S`, `U`, `V` and `O` could ask for any memory.
+_NUMPY = re.compile(r"[<>|=](?:[biuf](?:1|2|4|8)|f16|c8|c16)")
+
+
+def tree_of(part: PartEntry, data: bytes) -> Any:
+    """Return a part's tree from the content of its document.
+
+    Raises:
+        IntegrityError: the document is no JSON, or does not hold the part.
+    """
+    try:
+        return _tree_of(part, data)
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        problem = f"no `{part.name}` in it" if isinstance(error, KeyError) else str(error)
+        raise IntegrityError(
+            f"`{part.document}` cannot be read: {problem}", key=part.document
+        ) from error
+
+
+def _tree_of(part: PartEntry, data: bytes) -> Any:
+    if part.scope == "rank":
+        header, _ = read_header(data, part.document)
+        return json.loads(header["__metadata__"]["state"])
+    fields = json.loads(data)
+    return fields[part.name] if part.document == STATE_DOCUMENT else fields
+
+
+def tensors_of(tree: Any) -> list[str]:
+    """Return the name of every tensor in a tree, having held all of it against the grammar.
+
+    Raises:
+        IntegrityError: it does not fit the grammar, or nests too deep.
+    """
+    try:
+        check_depth(tree, DEPTH_MAX)
+        return list(_walk(tree))
+    except ValueError as error:
+        raise IntegrityError(f"a checkpoint's state is no tree of ours: {error}") from error
+
+
+def _walk(tree: Any) -> Iterator[str]:
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            tag = next(iter(one)) if len(one) == 1 else ""
+            if not tag.startswith("$"):
+                waiting += one.values()
+            elif tag == "$tensor":
+                yield _text(tag, one[tag])
+            else:
+                waiting += _inside(tag, one[tag])
+
+
+def _inside(tag: str, raw: Any) -> list[Any]:
+    """Return what a tagged value holds that is a tree itself."""
+    if tag in _LISTS:
+        return list(_list(tag, raw))
+    if tag in _PAIRS:
+        pairs = [_list(tag, pair) for pair in _list(tag, raw)]
+        _require(all(len(pair) == 2 for pair in pairs), tag)  # noqa: PLR2004 - a pair
+        return [one for pair in pairs for one in pair]
+    if tag == "$numpy":
+        dtype, values = _list(tag, raw)
+        _require(_NUMPY.fullmatch(_text(tag, dtype)) is not None, tag)
+        _require(isinstance(values, dict) and list(values) == ["$tensor"], tag)
+        return [values]
+    _check_leaf(tag, raw)
+    return []
+
+
+def _check_leaf(tag: str, raw: Any) -> None:
+    if tag in _TEXTS:
+        _text(tag, raw)
+    elif tag == "$float":
+        _require(_text(tag, raw) in _FLOATS, tag)
+    elif tag == "$complex":
+        parts = [_text(tag, one) for one in _list(tag, raw)]
+        _require(len(parts) == _COMPLEX_LENGTH, tag)
+    else:
+        raise ValueError(f"unknown tag `{tag[:40]}`")
+
+
+def _list(tag: str, raw: Any) -> list[Any]:
+    _require(isinstance(raw, list), tag)
+    return raw  # type: ignore[no-any-return]
+
+
+def _text(tag: str, raw: Any) -> str:
+    _require(isinstance(raw, str), tag)
+    return str(raw)
+
+
+def _require(holds: bool, tag: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        raise ValueError(f"what `{tag}` says makes no sense")

@@ -1,0 +1,61 @@
+"""Host buffers that outlive a save, because fresh pages cost several times the copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient.storage.memory import PrivateBuffers, touch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Arena:
+    """Host buffers by the name of the file that is staged there.
+
+    Args:
+        allocate: gives at least so many bytes for a file of this name, the same as last time
+            where it can; private memory by default.
+    """
+
+    def __init__(self, allocate: Callable[[str, int], memoryview] | None = None) -> None:
+        self._allocate = allocate or PrivateBuffers().get
+        self._buffers: dict[str, memoryview] = {}
+        self._locked: dict[str, int] = {}
+
+    def buffer(self, name: str, size_bytes: int) -> memoryview:
+        """Return ``size_bytes`` of memory for a file."""
+        given = self._allocate(name, size_bytes)
+        held = self._buffers.get(name)
+        if held is None or held.obj is not given.obj:
+            self._unlock(name)
+            self._buffers[name] = memoryview(given.obj)
+        return given[:size_bytes]
+
+    def warm(self, sizes: Mapping[str, int]) -> None:
+        """Get the memory for files of these names and lengths, and touch every page of it."""
+        for name, size_bytes in sizes.items():
+            if name not in self._buffers:
+                self.buffer(name, size_bytes)
+                touch(self._buffers[name])
+
+    def lock(self, name: str) -> None:
+        """Lock a file's memory for copies by a CUDA device; it stays locked while it is here."""
+        # Only a process with a GPU pays for this.
+        from resilient.state.device import lock_pages
+
+        if name not in self._locked:
+            self._locked[name] = lock_pages(self._buffers[name])
+
+    def close(self) -> None:
+        """Let go of all memory; nothing is in use."""
+        for name in list(self._locked):
+            self._unlock(name)
+        self._buffers.clear()
+
+    def _unlock(self, name: str) -> None:
+        address = self._locked.pop(name, 0)
+        if address:
+            from resilient.state.device import unlock_pages
+
+            unlock_pages(address)

@@ -1,0 +1,159 @@
+"""Copy tensors into host memory: some at once, the others beside training, each exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from resilient.errors import SaveFailed
+from resilient.world.agreement import Failure, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """One box to copy.
+
+    Attributes:
+        name: the tensor's, for messages.
+        source: the box's elements, any device, any strides; shares memory with training.
+        buffer: host memory of a file.
+        start: where in it, in bytes; the elements lie there row-major.
+        changes: how often torch had changed the source in place when this was made.
+    """
+
+    name: str
+    source: torch.Tensor
+    buffer: memoryview
+    start: int
+    changes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "changes", _changes(self.source))
+
+    @property
+    def target(self) -> torch.Tensor:
+        """The host memory as a tensor like the source."""
+        flat = torch.frombuffer(
+            self.buffer, dtype=self.source.dtype, count=self.source.numel(), offset=self.start
+        )
+        return flat.view(self.source.shape)
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Copy with as many threads as torch likes, or with this one alone.
+
+        Args:
+            modestly: leave the other cores to training.
+        """
+        source = self.source
+        if not source.numel():
+            return
+        plain = source.is_contiguous() and not (source.is_conj() or source.is_neg())
+        if modestly and plain and source.device.type == "cpu":
+            # Bytes to bytes: one memcpy without the interpreter's lock.
+            target = self.target.reshape(-1).view(torch.uint8)
+            np.copyto(target.numpy(), source.reshape(-1).view(torch.uint8).numpy())
+        else:
+            self.target.copy_(source)
+
+    def changed(self) -> str:
+        """Return the tensor's name if the source was changed in place since; else nothing."""
+        return self.name if _changes(self.source) != self.changes else ""
+
+
+class Making(Protocol):
+    """A piece of work that fills host memory."""
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Return when the bytes are there."""
+
+    def changed(self) -> str:
+        """Return the name of a tensor that was changed meanwhile, or nothing."""
+
+
+class Copies:
+    """Copies of memory that training leaves alone for a while, made by whoever comes first.
+
+    A thread beside training makes them one by one. The training thread, once it cannot go on
+    without them, makes what is left as well and waits for the one that is being made.
+
+    A copy whose source was changed meanwhile is worthless, and torch counts changes in place:
+    ``require_unchanged`` tells. That finds a loop that breaks its promise nearly always, not
+    always: a change through ``.data`` is not counted.
+
+    Args:
+        work: what to copy; nothing of it is begun yet, or a device does it by itself.
+    """
+
+    def __init__(self, work: Sequence[Making] = ()) -> None:
+        self._left = deque(work)
+        self._missing = len(work)
+        self._lock = threading.Lock()
+        self._whole = threading.Event()
+        self._failures: list[Failure] = []
+        self._changed: list[str] = []
+        if not work:
+            self._whole.set()
+
+    def __len__(self) -> int:
+        return self._missing
+
+    def make(self, *, modestly: bool = False) -> None:
+        """Make the copies that nobody has begun, and return when all are made.
+
+        What goes wrong with one is kept for ``require_unchanged``.
+
+        Args:
+            modestly: leave the other cores to training.
+        """
+        while self._make_next(modestly=modestly):
+            continue
+        self._whole.wait()
+
+    def require_unchanged(self) -> None:
+        """Refuse copies that are not of one moment; all are made.
+
+        Raises:
+            SaveFailed: a source was changed before its copy was made.
+            ResilientError: a copy could not be made.
+        """
+        if self._failures:
+            raise self._failures[0].to_error(1) from self._failures[0].cause
+        if self._changed:
+            raise SaveFailed(
+                f"`{self._changed[0]}` was changed while it was copied, and so were "
+                f"{len(self._changed) - 1} others: with overlap=True, before_update() comes "
+                "before any change",
+                hint="call before_update() before optimizer.step(), or save without overlap "
+                "(TrainingArguments: save_overlap=False)",
+            )
+
+    def _make_next(self, *, modestly: bool) -> bool:
+        """Make one copy; False if none is left to begin."""
+        try:
+            one = self._left.popleft()
+        except IndexError:
+            return False
+        made = attempt(lambda: one.make(modestly=modestly))
+        with self._lock:
+            if isinstance(made, Failure):
+                self._failures.append(made)
+            elif changed := one.changed():
+                self._changed.append(changed)
+            self._missing -= 1
+            if not self._missing:
+                self._whole.set()
+        return True
+
+
+def _changes(tensor: torch.Tensor) -> int:
+    """Return how often torch has changed the tensor in place; views of one count together."""
+    # torch's notes on autograd describe the counter; tensors of inference mode have none.
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

@@ -1,0 +1,51 @@
+"""Which memory training leaves alone between two optimizer steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from resilient.state.optimizer import NamedOptimizer
+from resilient.state.tree import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from resilient.state.capture import Part
+
+
+def steady_memory(parts: Mapping[str, Part]) -> frozenset[int]:
+    """Return the addresses of storages that only an optimizer's step changes.
+
+    These are the parameters that an optimizer among the parts holds, and its state. A forward
+    pass may change everything else: buffers such as BatchNorm's, random state, parameters that
+    no optimizer of this save holds.
+    """
+    optimizers = [
+        one.stateful.optimizer if isinstance(one.stateful, NamedOptimizer) else one.stateful
+        for one in parts.values()
+    ]
+    return frozenset(
+        address_of(tensor)
+        for optimizer in optimizers
+        if isinstance(optimizer, torch.optim.Optimizer)
+        for tensor in _held(optimizer)
+    )
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of the storage that a tensor lies in on this rank; 0 is nowhere."""
+    if type(tensor) in PLAIN:
+        return tensor.untyped_storage().data_ptr()
+    # Only sharded training pays for loading torch's part about it.
+    from resilient.state.placement import is_sharded, local_memory
+
+    return local_memory(tensor).untyped_storage().data_ptr() if is_sharded(tensor) else 0
+
+
+def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (one for one in state.values() if isinstance(one, torch.Tensor))

@@ -1,0 +1,105 @@
+"""A rank's talk with the keeper of its host: it may ask on before it reads the answers."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+from resilient.errors import PeerFailed, ResilientError
+from resilient.world.agreement import Failure
+from resilient.world.lines import BadLine, Lines
+
+# The keeper answers within a slice, so silence for much longer means that it is stuck.
+SILENCE_SECONDS = 15.0
+
+
+class Conversation:
+    """Requests and their answers, in order; used by one thread at a time.
+
+    What was told is the keeper's, whatever becomes of this process; only the answer says
+    whether the keeper took it. After an error of the connection nothing can be told any more.
+
+    Args:
+        path: of the keeper's socket.
+
+    Attributes:
+        is_over: whether nothing can be told any more.
+
+    Raises:
+        PeerFailed: nobody listens there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.settimeout(SILENCE_SECONDS)
+        self._lines = Lines(self._connection)
+        self._unread = 0
+        self.is_over = False
+        try:
+            self._connection.connect(path)
+        except OSError as error:
+            self.close()
+            raise PeerFailed(f"no keeper at {path}: {error}") from error
+
+    def tell(self, verb: str, **message: Any) -> None:
+        """Send a request and leave its answer for later.
+
+        Raises:
+            PeerFailed: the keeper is gone.
+        """
+        try:
+            self._lines.send({"verb": verb, **message})
+        except OSError as error:
+            raise self._gone(str(error)) from error
+        self._unread += 1
+
+    def hear(self) -> dict[str, Any]:
+        """Read every answer that is due and return the last.
+
+        Raises:
+            PeerFailed: the keeper is gone.
+            ResilientError: the first answer that is a failure, as an error of its kind.
+        """
+        answer: dict[str, Any] = {}
+        failed: ResilientError | None = None
+        while self._unread:
+            answer = self._next()
+            if "failure" in answer and failed is None:
+                failed = Failure(**answer["failure"]).to_error(1)
+        if failed is not None:
+            raise failed
+        return answer
+
+    def ask(self, verb: str, **message: Any) -> dict[str, Any]:
+        """Send a request and return its answer.
+
+        Raises:
+            PeerFailed: the keeper is gone.
+            ResilientError: this answer or one before it is a failure.
+        """
+        self.tell(verb, **message)
+        return self.hear()
+
+    def close(self) -> None:
+        """Leave, and wake a thread that listens."""
+        self.is_over = True
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _next(self) -> dict[str, Any]:
+        self._unread -= 1
+        try:
+            answer = self._lines.receive()
+        except (OSError, BadLine) as error:
+            raise self._gone(str(error)) from error
+        if answer is None:
+            raise self._gone("it closed the connection")
+        return answer
+
+    def _gone(self, why: str) -> PeerFailed:
+        # A late answer would be taken for that of another question.
+        self.close()
+        self._unread = 0
+        return PeerFailed(f"the keeper is gone: {why}")

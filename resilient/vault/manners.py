@@ -1,0 +1,23 @@
+"""Persisting lets training go first: it may take the cores that training leaves.
+
+Only a process can step back. A thread of the trainer that the kernel keeps waiting may hold the
+interpreter's lock, and then training waits with it (measured on a busy machine: training at a
+sixth of its speed).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_NICENESS = 10
+
+
+def step_back() -> None:
+    """Let other processes go first; for a process that does nothing but persist."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    # A session of its own may count as a user of its own, with a fair share however nice.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))

@@ -1,0 +1,136 @@
+"""ckpt repair: what it mends, what it says of what it cannot, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cli_repositories import cut, flip_bit, write_usual_run
+
+NEWEST = "checkpoint-35-g2"
+MODEL = "model.r00000.safetensors"
+OPTIMIZER = "optimizer.r00000.safetensors"
+
+
+@pytest.fixture
+def repo(tmp_path):
+    folder = tmp_path / "run"
+    write_usual_run(folder, parity=1)
+    return folder
+
+
+@pytest.fixture
+def plain(tmp_path):
+    folder = tmp_path / "run"
+    write_usual_run(folder)
+    return folder
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_mends_and_reads_as_in_the_transcript(repo, call, matches):
+    whole = contents(repo)
+    (repo / NEWEST / MODEL).unlink()
+    matches("repair-verify", call("ckpt", "verify", "latest", repo), repo)
+    matches("repair-dry-run", call("ckpt", "repair", "latest", repo, "--dry-run"), repo)
+    assert not (repo / NEWEST / MODEL).exists()
+    matches("repair", call("ckpt", "repair", NEWEST, repo), repo)
+    assert contents(repo) == whole
+    matches("repair-nothing", call("ckpt", "repair", "latest", repo), repo)
+    assert call("ckpt", "verify", "--all", repo).status == 0
+
+
+def test_inspect_says_what_may_be_lost(repo, call):
+    outcome = call("ckpt", "inspect", "latest", repo)
+    shares = "model.r00000.safetensors, optimizer.r00000.safetensors, state.json, "
+    assert f"any 1 file of {shares}parity-0-0.r00000.parity may be lost" in outcome.stdout
+
+
+def test_as_json_it_says_the_same(repo, call, matches):
+    flip_bit(repo / NEWEST / MODEL)
+    matches("repair-json", call("ckpt", "repair", "--json", "--repo", repo), repo)
+    assert call("ckpt", "repair", "-q", "--repo", repo).stdout == ""
+
+
+def test_too_much_damage_is_told_tensor_by_tensor_and_nothing_is_changed(repo, call, matches):
+    flip_bit(repo / NEWEST / MODEL)
+    cut(repo / NEWEST / OPTIMIZER, 300)
+    before = contents(repo)
+    outcome = call("ckpt", "repair", NEWEST, repo)
+    assert outcome.status == 1
+    matches("repair-lost", outcome, repo)
+    assert contents(repo) == before
+
+
+def test_without_parity_it_says_what_is_lost_and_what_can_be_salvaged(plain, call, matches):
+    flip_bit(plain / NEWEST / MODEL)
+    before = contents(plain)
+    outcome = call("ckpt", "repair", "latest", plain)
+    assert outcome.status == 1
+    matches("repair-salvage", outcome, plain)
+    assert contents(plain) == before
+
+
+def test_with_nothing_left_to_resume_from_it_ends_with_3(plain, call, matches):
+    for folder in plain.glob("checkpoint-*"):
+        (folder / "state.json").unlink()
+    outcome = call("ckpt", "repair", "latest", plain, "--json")
+    assert outcome.status == 3
+    answer = json.loads(outcome.stdout)
+    assert answer["parts"] == {"model": False, "optimizer": False}
+    assert len(answer["whole_tensors"]) == 6
+    assert json.loads(outcome.stderr)["code"] == "RES-CKPT-NONE-INTACT"
+
+
+def test_another_repository_is_as_good_as_parity(plain, tmp_path, call):
+    copy = tmp_path / "copy"
+    shutil.copytree(plain, copy)
+    whole = contents(plain)
+    for name in (MODEL, OPTIMIZER, "state.json"):
+        (plain / NEWEST / name).unlink()
+    flip_bit(copy / NEWEST / MODEL, offset=-1)
+    outcome = call("ckpt", "repair", NEWEST, plain, "--from", copy)
+    assert outcome.status == 1, "its model is damaged as well"
+    assert (plain / NEWEST / OPTIMIZER).exists()
+    assert not (plain / NEWEST / MODEL).exists()
+    flip_bit(copy / NEWEST / MODEL, offset=-1)
+    flip_bit(plain / NEWEST / "manifest.json", offset=40)
+    assert call("ckpt", "repair", NEWEST, plain, "--from", copy).status == 0
+    assert contents(plain) == whole
+
+
+def test_lost_parity_is_damage_although_training_can_resume(repo, call, matches):
+    (repo / NEWEST / "parity-0-0.r00000.parity").unlink()
+    outcome = call("ckpt", "verify", "latest", repo)
+    assert outcome.status == 1
+    assert f"can resume from {NEWEST}" in outcome.stdout
+    matches("repair-parity-lost", outcome, repo)
+    assert call("ckpt", "repair", "latest", repo).status == 0
+    assert call("ckpt", "verify", "latest", repo).status == 0
+
+
+def test_a_deleted_manifest_comes_back_only_on_demand(repo, call, matches):
+    whole = contents(repo)
+    (repo / NEWEST / "manifest.json").unlink()
+    outcome = call("ckpt", "repair", NEWEST, repo)
+    assert outcome.status == 66
+    matches("repair-gone", outcome, repo)
+    assert call("ckpt", "repair", "latest", repo).stdout.startswith("checkpoint-25-g2 is whole")
+    assert call("ckpt", "repair", "latest", repo, "--undelete").status == 2
+    assert call("ckpt", "repair", NEWEST, repo, "--undelete").status == 0
+    assert contents(repo) == whole
+
+
+def test_both_manifests_damaged_is_a_loss_that_is_told(repo, call, matches):
+    cut(repo / NEWEST / "manifest.json", 100)
+    cut(repo / NEWEST / "manifest.copy.json", 100)
+    outcome = call("ckpt", "repair", NEWEST, repo)
+    assert outcome.status == 1
+    matches("repair-manifest-lost", outcome, repo)
+
+
+def test_where_nothing_is_there_is_nothing_to_repair(tmp_path, call):
+    assert call("ckpt", "repair", "latest", tmp_path / "nothing").status == 66

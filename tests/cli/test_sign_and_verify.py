@@ -1,0 +1,101 @@
+"""Signatures and the deep level at the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_repositories import flip_bit, write_usual_run
+
+SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
+
+
+@pytest.fixture
+def repo(tmp_path, monkeypatch):
+    for name in ("KEY", "KEY_FILE"):
+        monkeypatch.delenv(f"RESILIENT_SIGNING_{name}", raising=False)
+    monkeypatch.delenv("RESILIENT_REQUIRE_SIGNATURE", raising=False)
+    folder = tmp_path / "run"
+    write_usual_run(folder)
+    return folder
+
+
+def test_what_is_not_signed_is_refused_where_that_is_asked_for(repo, call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    assert call("ckpt", "verify", repo).status == 0
+    outcome = call("ckpt", "verify", repo, "--require-signature", "--level", "quick")
+    assert outcome.status == 3
+    assert "checkpoint-35-g2 is not signed, and a signature is required" in outcome.stdout
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "1")
+    assert call("ckpt", "verify", repo).status == 3
+
+
+def test_a_checkpoint_is_signed_by_hand_and_then_taken(repo, call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    signed = call("ckpt", "sign", "step:25", repo, "--json")
+    assert signed.status == 0
+    assert json.loads(signed.stdout)["id"] == "checkpoint-25-g2"
+    outcome = call("ckpt", "verify", "step:25", repo, "--require-signature")
+    assert outcome.status == 0
+    outcome = call("ckpt", "verify", "--all", repo, "--require-signature")
+    assert outcome.status == 1
+    assert "can resume from checkpoint-25-g2" in outcome.stdout
+    assert SECRET not in signed.stdout + signed.stderr + outcome.stdout + outcome.stderr
+
+
+def test_another_key_is_called_so(repo, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    assert call("ckpt", "sign", "latest", repo).status == 0
+    monkeypatch.delenv("RESILIENT_SIGNING_KEY")
+    key = tmp_path / "signing.key"
+    key.write_text("another key of enough bytes\n")
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY_FILE", str(key))
+    outcome = call("ckpt", "verify", repo, "--require-signature")
+    assert "was signed with another key" in outcome.stdout
+    assert call("ckpt", "sign", "latest", repo).status == 0
+    assert call("ckpt", "verify", repo, "--require-signature").status == 0
+
+
+@pytest.mark.parametrize("arguments", [("verify", "--require-signature"), ("sign",)])
+def test_without_a_key_the_configuration_is_wrong(arguments, repo, call):
+    outcome = call("ckpt", *arguments, "--repo", repo)
+    assert (outcome.status, outcome.stdout) == (78, "")
+    assert "RESILIENT_SIGNING_KEY_FILE=signing.key" in outcome.stderr
+
+
+def test_what_is_damaged_is_not_signed(repo, call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    flip_bit(repo / "checkpoint-35-g2" / "model.r00000.safetensors")
+    outcome = call("ckpt", "sign", "latest", repo)
+    assert outcome.status == 1
+    assert "cannot sign checkpoint-35-g2" in outcome.stderr
+    assert not list(repo.glob("checkpoint-35-g2/signature-*"))
+
+
+def test_a_launch_that_nobody_could_check_is_refused_before_it_begins(repo, call, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = call("train", "--require-signature", "--dry-run", script)
+    assert outcome.status == 78
+    assert "there is no key to check it with" in outcome.stderr
+
+
+def test_a_damaged_record_is_a_row_of_its_own(repo, call):
+    record = repo / "generations" / "g000002.json"
+    flip_bit(record, offset=30)
+    outcome = call("ckpt", "verify", "--all", repo)
+    assert outcome.status == 1
+    assert "generations/g000002.json" in outcome.stdout
+    assert "fix: resume goes on from the next older checkpoint" in outcome.stdout
+    document = json.loads(call("ckpt", "verify", "--all", repo, "--json").stdout)
+    assert [one["file"] for one in document["records"]] == ["generations/g000002.json"]
+    assert call("ckpt", "verify", "--all", repo, "--level", "quick").status == 0
+
+
+def test_deep_finds_a_tag_that_names_what_is_gone(repo, call):
+    assert call("ckpt", "tag", "step:10", "old", repo).status == 0
+    (repo / "checkpoint-10-g1" / "manifest.json").unlink()
+    assert "names checkpoint-10-g1" not in call("ckpt", "verify", repo).stdout
+    outcome = call("ckpt", "verify", repo, "--level", "deep")
+    assert "names checkpoint-10-g1, which is gone" in outcome.stdout
+    assert "fix: resilient ckpt untag old" in outcome.stdout

@@ -1,0 +1,10 @@
+import pytest
+
+from resilient.testing.objectserver import ObjectClient, ObjectServer
+from resilient.testing.store_contract import StoreContract
+
+
+class TestObjectClient(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return ObjectClient(ObjectServer(), part_bytes=300, page=3)

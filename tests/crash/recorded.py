@@ -1,0 +1,58 @@
+"""A small run whose file operations are recorded: ``python tests/crash/recorded.py FOLDER``.
+
+It prints the record, one operation per line, for somebody else to hold against what the kernel
+was really asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from histories import PLACE
+from little import Life, TickingClock
+
+from resilient.storage.files import PosixFiles
+from resilient.storage.local import LocalStore
+from resilient.testing.diskops import Act, Op, Record, RecordingFiles
+from resilient.vault.retention import Retention
+
+
+def spelled(steps: list[Op]) -> list[str]:
+    """Return operations as lines; of a file, with the path that it was created under."""
+    created, lines = {}, []
+    for op in steps:
+        if op.act is Act.CREATE:
+            created[op.file] = op.path
+        path = "/".join(op.path or created.get(op.file, ()))
+        lines.append(" ".join([op.act.value, path, *_more(op)]))
+    return lines
+
+
+def _more(op: Op) -> list[str]:
+    if op.act is Act.WRITE:
+        return [str(len(op.data))]
+    return ["/".join(op.target)] if op.target else []
+
+
+def main(folder: Path) -> None:
+    record = Record()
+    files = RecordingFiles(PosixFiles(), folder, record)
+    store = LocalStore(folder.joinpath(*PLACE), files)
+    life = Life(store, Retention(keep_last=1), TickingClock())
+    life.begin()
+    for _ in range(3):
+        life.save()
+    life.tag("mine", life.life.parent or next(iter(_committed(store))))
+    life.untag("mine")
+    sys.stdout.write("\n".join(spelled(record.steps)) + "\n")
+
+
+def _committed(store):
+    from resilient.vault.catalog import committed
+
+    return committed(store)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,124 @@
+"""Crash before and after every store operation of a repair; then what must hold, and it again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from lives import FOREIGN, Witness
+from manifests import begin, save
+
+from resilient.errors import ResilientError
+from resilient.format.names import CheckpointId
+from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
+from resilient.vault.catalog import committed, lineage
+from resilient.vault.read import read
+from resilient.vault.repair import carry_out_repair, plan_repair
+from resilient.vault.retention import Retention
+from resilient.vault.rotate import rotate
+
+OLDER, DAMAGED = CheckpointId(1, 1), CheckpointId(1, 2)
+
+
+def history() -> Witness:
+    store = Witness()
+    begin(store)
+    for checkpoint in (OLDER, DAMAGED):
+        save(store, checkpoint, ranks=2, parity=1)
+    return store
+
+
+WHOLE = dict(history().objects)
+
+
+def damaged(*, gone: bool) -> dict[str, bytes]:
+    """Lose a file of each rank, and the manifest: a bit of it, or all."""
+    objects = dict(WHOLE)
+    del objects[DAMAGED.key("model.r00000.safetensors")]
+    key = DAMAGED.key("parity-0-0.r00001.parity")
+    objects[key] = objects[key][:-1]
+    manifest = objects.pop(DAMAGED.manifest_key)
+    if not gone:
+        objects[DAMAGED.manifest_key] = manifest.replace(b"5", b"6", 1)
+    return objects
+
+
+def repair(store, *, gone: bool) -> None:
+    carry_out_repair(store, plan_repair(store, DAMAGED, undelete=gone))
+
+
+def violations(store, before) -> list[str]:
+    """Return what is worse than before, or neither what it was nor whole."""
+    found = [
+        f"{key} is neither what it was nor whole"
+        for key, data in store.objects.items()
+        if data not in (before.get(key), WHOLE.get(key))
+    ]
+    found += [f"{key} is gone" for key in before if key not in store.objects]
+    if any(store.objects.get(key) != content for key, content in FOREIGN.items()):
+        found.append("a foreign object was touched")
+    if DAMAGED in committed(store) and DAMAGED not in committed(Witness(before)):
+        with suppress(ResilientError):
+            read(store, DAMAGED)
+            return found
+        found.append("it came back before it was whole")
+    return found
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_crash_anywhere_in_a_repair_makes_nothing_worse_and_the_repair_again_ends_it(
+    gone, count_states
+):
+    before = damaged(gone=gone)
+    counted = FaultyStore(Witness(before))
+    repair(counted, gone=gone)
+    plans = list(every_crash(counted.operations))
+    plans += [
+        FaultPlan(0, (Fault(at, kind),))
+        for at in range(counted.operations)
+        for kind in (Kind.ERROR_ONCE, Kind.ERROR_AFTER, Kind.FULL, Kind.FULL_AFTER)
+    ]
+    found = []
+    for plan in plans:
+        store = Witness(before)
+        with suppress(Crash, ResilientError):
+            repair(FaultyStore(store, plan), gone=gone)
+        found += [(plan, one) for one in violations(store, before)]
+        repair(store, gone=gone and DAMAGED not in committed(store))
+        if store.objects != WHOLE:
+            found.append((plan, "the repair again did not end it"))
+    count_states(len(plans), len(found))
+    assert not found, found[:5]
+    assert lineage(store).candidates[0] == DAMAGED
+
+
+NEWER = [CheckpointId(1, step) for step in (3, 4)]
+
+
+def save_and_rotate(store) -> None:
+    for checkpoint in NEWER:
+        if checkpoint not in committed(store):
+            save(store, checkpoint, parity=1)
+        rotate(store, Retention(keep_last=2), 1, written=checkpoint)
+
+
+def test_a_crash_anywhere_in_saves_with_parity_leaves_whole_checkpoints_and_no_litter(count_states):
+    """The second copy of a manifest never keeps alive what a rotation has let go."""
+    counted = FaultyStore(Witness(WHOLE))
+    save_and_rotate(counted)
+    plans, found = list(every_crash(counted.operations)), []
+    for plan in plans:
+        store = Witness(WHOLE)
+        with suppress(Crash):
+            save_and_rotate(FaultyStore(store, plan))
+        there = committed(store)
+        for one in there:
+            read(store, one)
+        if len(there) < 2 or lineage(store).candidates[0] < DAMAGED:
+            found.append((plan, f"left are {there}"))
+        save_and_rotate(store)
+        folders = {key.partition("/")[0] for key in store.objects if key not in FOREIGN}
+        if {"checkpoint-3-g1", "checkpoint-4-g1", "generations"} != folders:
+            found.append((plan, f"at the end there is {sorted(folders)}"))
+    count_states(len(plans), len(found))
+    assert not found, found[:5]

@@ -1,0 +1,68 @@
+"""A keeper's process and checkpointers that use it, without a trainer."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+from resilient.checkpointer import Checkpointer
+from resilient.clock import SystemClock
+from resilient.events import Emitter
+from resilient.storage.open import open_store
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.link import KeeperAddress, KeeperPersister
+from resilient.vault.persister import ThreadPersister
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+
+class Keeper:
+    """A keeper's process with its socket and its shared memory in one folder."""
+
+    def __init__(self, folder, *options) -> None:
+        folder.mkdir(exist_ok=True)
+        self.shared = folder / "shm"
+        self.shared.mkdir(exist_ok=True)
+        self.path = folder / "keeper"
+        self.path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(self.path)]
+        self.process = subprocess.Popen(
+            [*command, "--shared", str(self.shared), "--linger-seconds", "5", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def close(self) -> int:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait(20)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def talk(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(str(self.path))
+        return connection
+
+
+def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
+    world = world or World()
+    seen = []
+    emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
+    comms = Comms(board or MemoryBoard(), world, scope)
+    desk = Desk(open_store(str(url)), comms, Limits(**limits), SystemClock(), emit)
+    address = KeeperAddress(str(keeper.path), url=str(url))
+    persister = KeeperPersister(address, ThreadPersister())
+    checkpointer = Checkpointer(desk, persister)
+    checkpointer.seen = seen
+    return checkpointer
+
+
+def names(events):
+    return [type(event).__name__ for event in events]

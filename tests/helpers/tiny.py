@@ -1,0 +1,57 @@
+"""The smallest whole repository: every kind of object once, the same bytes on every machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from manifests import Values, empty_manifest
+
+from resilient.format.document import seal
+from resilient.format.names import ABILITIES, CheckpointId, generation_key, tag_key
+from resilient.format.signature import Signing
+from resilient.state.arena import Arena
+from resilient.state.capture import Part, capture
+from resilient.state.stage import stage
+from resilient.testing.memory import MemoryStore
+from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.generations import Generation, mark_committed
+from resilient.vault.signing import Signature, digests_of
+from resilient.vault.tags import Tag
+from resilient.vault.write import write
+from resilient.world.world import World
+
+CHECKPOINT = CheckpointId(1, 7)
+SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
+SIGNING = Signing.of_secret(SECRET, is_required=True)
+RANKS = 2
+AT = "2026-01-02T03:04:05.678Z"
+
+
+def tiny_parts(rank: int) -> dict[str, Part]:
+    """One part of each kind."""
+    return {
+        "model": Part(Values(weight=torch.arange(4.0))),
+        "rng_state": Part(Values(words=torch.tensor([rank, 7]), python=[rank]), "rank"),
+        "trainer_state": Part(Values(global_step=7), document="trainer_state.json"),
+    }
+
+
+def tiny_repository() -> MemoryStore:
+    """A life, its mark, one signed checkpoint of two ranks, a tag, the verdict on the store."""
+    store = MemoryStore()
+    life = Generation(1, "0123456789abcdef", None, "start", AT, "host", "ab" * 16)
+    store.put(generation_key(1), seal(life.to_json()))
+    receipts, files = [], []
+    for rank in range(RANKS):
+        staged = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), Arena())
+        receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
+        files += staged.files
+    about = replace(empty_manifest(CHECKPOINT), world={"size": RANKS, "strategy": "ddp"})
+    commit(store, gather_receipts(about, receipts), Signature(SIGNING.key, digests_of(files)))
+    mark_committed(store, 1)
+    tag = Tag("release", CHECKPOINT, AT, "host", "cd" * 16)
+    store.put(tag_key("release"), seal(tag.to_json()))
+    verdict = {"exclusive": True, "url": store.url, "racers": 6, "rounds": 8, "probed_at": AT}
+    store.put(ABILITIES, seal({"format": "resilient-abilities", "version": 1, **verdict}))
+    return store

@@ -1,0 +1,93 @@
+"""Defects that the enumeration of crash states must see."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DISK = "tests/crash/test_enumeration.py -k recorded_history"
+OBJECTS = "tests/crash/test_enumeration.py -k object_store"
+GIVES_UP = "tests/crash/test_enumeration.py -k gives_up"
+MODEL = "tests/unit/testing/test_diskstates.py"
+
+SETTLING = "tests/crash/test_settling.py"
+
+MUTANTS = [
+    Mutant(
+        "what a killed process left is not settled",
+        "resilient/storage/local.py",
+        "            for folder in folders_of(self._files, self._root):\n",
+        "            for folder in ():\n",
+        DISK,
+    ),
+    Mutant(
+        "a life builds on what is not settled",
+        "resilient/vault/begin.py",
+        "        settle(desk.store)\n",
+        "",
+        DISK,
+    ),
+    Mutant(
+        "a prune builds on what is not settled",
+        "resilient/vault/rotate.py",
+        "    settle(store)\n",
+        "",
+        SETTLING,
+    ),
+    Mutant(
+        "the files of a commit in doubt are deleted",
+        "resilient/vault/persist.py",
+        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
+        "    in_doubt = False\n",
+        GIVES_UP,
+    ),
+    Mutant(
+        "a commit without an answer is believed",
+        "resilient/vault/commit.py",
+        "        if not _is_there(store, checkpoint.manifest_key, data):\n",
+        "        if False:\n",
+        GIVES_UP,
+    ),
+    Mutant(
+        "uploads of killed writers stay",
+        "resilient/vault/begin.py",
+        "        sweep_uploads(told, life.number)\n",
+        "        pass\n",
+        OBJECTS,
+    ),
+    Mutant(
+        "a torn file is taken for a whole one",
+        "resilient/vault/read.py",
+        "    if digest_file(data) == entry.proof:\n",
+        "    if len(data) == entry.size_bytes:\n",
+        DISK,
+    ),
+    Mutant(
+        "the mark comes before the commit",
+        "resilient/vault/persist.py",
+        "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
+        "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
+        "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
+        DISK,
+    ),
+    Mutant(
+        "a rotation sweeps the save that other ranks have begun",
+        "resilient/vault/rotate.py",
+        "(newest and one < newest and MANIFEST not in names)",
+        "(newest and one != newest and MANIFEST not in names)",
+        DISK,
+    ),
+    Mutant(
+        "the disk of the model keeps what was not synced",
+        "resilient/testing/diskstates.py",
+        "        elif node.content != node.durable:\n",
+        "        elif False:\n",
+        MODEL,
+    ),
+    Mutant(
+        "the disk of the model keeps all names",
+        "resilient/testing/diskstates.py",
+        "        self.pending.append(change)\n",
+        "        self.durable = self.names\n",
+        MODEL,
+    ),
+]

@@ -1,0 +1,154 @@
+"""Defects of proving, signing and bounding."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+BITS = "tests/unit/vault/test_every_bit.py -k every_flipped_bit"
+SIGNING = "tests/unit/vault/test_signing.py"
+BOUNDS = "tests/unit/vault/test_bounds.py"
+DEEP = "tests/unit/vault/test_deep.py"
+FUZZ = "tests/property/test_fuzz_readers.py -k tree"
+
+MUTANTS = [
+    Mutant(
+        "the root is not compared",
+        "resilient/format/document.py",
+        "    if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:\n",
+        "    if not _is_canonical(fields, data):\n",
+        BITS,
+    ),
+    Mutant(
+        "any spelling of a document is taken",
+        "resilient/format/document.py",
+        "    if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:\n",
+        "    if root_digest(canonical(body)) != claimed:\n",
+        "tests/unit/vault/test_every_bit.py -k right_one",
+    ),
+    Mutant(
+        "any mac will do",
+        "resilient/format/signature.py",
+        '    if not hmac.compare_digest(str(fields["mac"]).encode(), expected.encode()):\n',
+        "    if False:\n",
+        SIGNING,
+    ),
+    Mutant(
+        "the signature comes after the manifest",
+        "resilient/vault/commit.py",
+        "    if signature is not None:\n        put_signature(store, checkpoint, root, signature)\n    try:\n        if store.exclusive:\n            store.put_new(checkpoint.manifest_key, data)\n",
+        "    try:\n        if store.exclusive:\n            store.put_new(checkpoint.manifest_key, data)\n            if signature is not None:\n                put_signature(store, checkpoint, root, signature)\n",
+        SIGNING,
+    ),
+    Mutant(
+        "what was signed of the files is not looked at",
+        "resilient/vault/read.py",
+        "        check_contents(manifest, signed, proved.files)\n",
+        "        pass\n",
+        SIGNING,
+    ),
+    Mutant(
+        "the mac leaves the files out",
+        "resilient/format/signature.py",
+        'canonical({"manifest": root, "files": dict(files)})',
+        'canonical({"manifest": root})',
+        SIGNING,
+    ),
+    Mutant(
+        "all signatures have one name",
+        "resilient/format/names.py",
+        '    return f"signature-{root[:_ROOT_LENGTH]}.json"\n',
+        '    return "signature-0.json"\n',
+        SIGNING,
+    ),
+    Mutant(
+        "one part is loaded unsigned",
+        "resilient/checkpointer.py",
+        "{stored}, landing.boxes, desk.signing, mends=mends",
+        "{stored}, landing.boxes, mends=mends",
+        SIGNING,
+    ),
+    Mutant(
+        "resume asks for no signature",
+        "resilient/checkpointer.py",
+        "Wanted(names, landing.boxes, self._desk.signing, ",
+        "Wanted(names, landing.boxes, mends=",
+        SIGNING,
+    ),
+    Mutant(
+        "the key is shown",
+        "resilient/format/signature.py",
+        "    secret: bytes = field(repr=False)\n",
+        "    secret: bytes\n",
+        SIGNING,
+    ),
+    Mutant(
+        "an object of any length is read",
+        "resilient/vault/fetch.py",
+        "    if size_bytes > size_bytes_max:\n",
+        "    if size_bytes > 1 << 50:\n",
+        BOUNDS,
+    ),
+    Mutant(
+        "an empty axis hides the others",
+        "resilient/format/bounds.py",
+        '        elements = math.prod(max(one, 1) for one in tensor["shape"])\n',
+        '        elements = math.prod(tensor["shape"])\n',
+        BOUNDS,
+    ),
+    Mutant(
+        "true is a number",
+        "resilient/format/bounds.py",
+        "type(value) is int and 0 <= value <= NUMBER_MAX",
+        "isinstance(value, int) and 0 <= value <= NUMBER_MAX",
+        BOUNDS,
+    ),
+    Mutant(
+        "regions may share bytes",
+        "resilient/format/bounds.py",
+        '        _require(size_bytes <= sizes.get(file, 0), file, "is shorter than its tensors")\n',
+        "        pass\n",
+        BOUNDS,
+    ),
+    Mutant(
+        "documents nest as deep as they like",
+        "resilient/format/document.py",
+        "        check_depth(fields)\n",
+        "",
+        BOUNDS,
+    ),
+    Mutant(
+        "a tree is not held against its grammar",
+        "resilient/state/tree.py",
+        "    tensors_of(tree)\n    return",
+        "    return",
+        FUZZ,
+    ),
+    Mutant(
+        "a parent of nonsense is no parent",
+        "resilient/vault/generations.py",
+        "        if folder is not None and parent is None:\n",
+        "        if False:\n",
+        BOUNDS,
+    ),
+    Mutant(
+        "deep looks at no region",
+        "resilient/vault/deep.py",
+        "            if one.file == entry.name and digest_bytes(held) != one.digest:\n",
+        "            if False:\n",
+        DEEP,
+    ),
+    Mutant(
+        "deep looks up no tensor",
+        "resilient/vault/deep.py",
+        "        if missing:\n",
+        "        if False:\n",
+        DEEP,
+    ),
+    Mutant(
+        "a life sweeps what a newer one is writing",
+        "resilient/vault/begin.py",
+        "        return is_known and checkpoint is not None and checkpoint.generation < mine\n",
+        "        return is_known and checkpoint is not None\n",
+        "tests/unit/storage/test_sweep_temporaries.py",
+    ),
+]

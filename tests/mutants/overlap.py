@@ -1,0 +1,84 @@
+"""Defects of saves that copy beside training."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+OVERLAP = "tests/unit/test_overlap.py"
+TRAINER = "tests/unit/train/test_overlapped_saves.py"
+
+MUTANTS = [
+    Mutant(
+        "training does not wait for the copy",
+        "resilient/overlap.py",
+        "            self._copies.make()\n            self._work.exception()\n",
+        "            pass\n",
+        f"{OVERLAP} -k forward_steps",
+    ),
+    Mutant(
+        "training waits for the copy and not for the hand-over",
+        "resilient/overlap.py",
+        "            self._copies.make()\n            self._work.exception()\n",
+        "            self._copies.make()\n",
+        f"{OVERLAP} -k stall_that_is_told",
+    ),
+    Mutant(
+        "the trainer does not wait before its optimizer's step",
+        "resilient/train/trainer.py",
+        "        run.saver.before_update()\n        fire(",
+        "        fire(",
+        TRAINER,
+    ),
+    Mutant(
+        "the trainer does not wait before an evaluation",
+        "resilient/train/trainer.py",
+        "            run.saver.before_update()\n            run.strategy.align(run.model)\n",
+        "            run.strategy.align(run.model)\n",
+        f"{TRAINER} -k swap_weights",
+    ),
+    Mutant(
+        "what a forward pass changes is copied beside it",
+        "resilient/state/stage.py",
+        "waits = one.source.nbytes >= _LATER_BYTES_MIN and address_of(one.source) in steady",
+        "waits = bool(steady)",
+        f"{OVERLAP} -k forward_steps",
+    ),
+    Mutant(
+        "a loop that promised nothing is held to it",
+        "resilient/checkpointer.py",
+        "steady_memory(parts) if overlap else ()",
+        "steady_memory(parts)",
+        f"{OVERLAP} -k without_overlap",
+    ),
+    Mutant(
+        "parameters that no optimizer holds count as steady",
+        "resilient/state/steady.py",
+        "        for tensor in _held(optimizer)\n    )",
+        "        for tensor in _held(optimizer)\n    ) | frozenset(\n"
+        "        address_of(tensor)\n        for one in parts.values()\n"
+        "        if isinstance(one.stateful, torch.nn.Module)\n"
+        "        for tensor in one.stateful.parameters()\n    )",
+        f"{OVERLAP} -k is_steady",
+    ),
+    Mutant(
+        "a copy of two moments is committed",
+        "resilient/state/copying.py",
+        "            elif changed := one.changed():",
+        '            elif changed := "":',
+        f"{OVERLAP} -k promise",
+    ),
+    Mutant(
+        "what is spoiled is written all the same",
+        "resilient/vault/persist.py",
+        "        division: Any = job.spoiled or attempt(",
+        "        division: Any = attempt(",
+        f"{OVERLAP} -k spoils",
+    ),
+    Mutant(
+        "what is spoiled is forgotten on the way to the keeper",
+        "resilient/vault/handover.py",
+        'job.spoiled.to_json()["failure"] if job.spoiled else None',
+        "None",
+        "tests/process/test_keeper_overlap.py -k spoiled",
+    ),
+]

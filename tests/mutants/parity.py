@@ -1,0 +1,162 @@
+"""Defects of parity, of repair, and of what is believed on the way."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CODE = "tests/unit/format/test_parity.py"
+REPAIR = "tests/unit/vault/test_repair.py"
+SWEEP = "tests/crash/test_repair_sweep.py"
+GANG = "tests/gang/test_mending.py"
+REFER = "tests/unit/vault/test_refer_with_parity.py"
+
+MUTANTS = [
+    Mutant(
+        "another polynomial is the field's",
+        "resilient/format/field.py",
+        "POLYNOMIAL = 0x11D",
+        "POLYNOMIAL = 0x12D",
+        CODE,
+    ),
+    Mutant(
+        "all rows of the code are alike",
+        "resilient/format/field.py",
+        "invert((255 - row) ^ column)",
+        "invert(255 ^ column)",
+        CODE,
+    ),
+    Mutant(
+        "only the first piece of a file is summed",
+        "resilient/format/field.py",
+        "    for start in range(0, len(total), _BLOCK_BYTES):",
+        "    for start in range(0, min(len(total), _BLOCK_BYTES), _BLOCK_BYTES):",
+        CODE,
+    ),
+    Mutant(
+        "parity ends where the shortest file ends",
+        "resilient/format/parity.py",
+        "        size_bytes = max(named[name].size_bytes for name in group.files)",
+        "        size_bytes = min(named[name].size_bytes for name in group.files)",
+        CODE,
+    ),
+    Mutant(
+        "what is computed back is not proved",
+        "resilient/vault/mend.py",
+        "        if digest_bytes(result) == entry.chunks[number]:",
+        "        if True:",
+        REPAIR,
+    ),
+    Mutant(
+        "what another place holds is not proved",
+        "resilient/vault/mend.py",
+        "            if len(data) == length and digest_bytes(data) == entry.chunks[number]:",
+        "            if len(data) == length:",
+        REPAIR,
+    ),
+    Mutant(
+        "damaged parity counts as whole",
+        "resilient/vault/mend.py",
+        "    hit = sum(number in damaged.get(one, ()) for one in group.shares)",
+        "    hit = sum(number in damaged.get(one, ()) for one in group.files)",
+        REPAIR,
+    ),
+    Mutant(
+        "losses are counted by file and not by chunk",
+        "resilient/vault/mend.py",
+        "    hit = sum(number in damaged.get(one, ()) for one in group.shares)",
+        "    hit = sum(bool(damaged.get(one, ())) for one in group.shares)",
+        REPAIR,
+    ),
+    Mutant(
+        "a repair brings back what was let go",
+        "resilient/vault/repair.py",
+        "        if not undelete:\n            raise _gone(store, checkpoint) from error\n",
+        "",
+        REPAIR,
+    ),
+    Mutant(
+        "what was let go comes back with holes",
+        "resilient/vault/repair.py",
+        "    if plan.is_gone and not plan.is_whole:\n        return\n",
+        "",
+        REPAIR,
+    ),
+    Mutant(
+        "a manifest of a fork is believed",
+        "resilient/vault/repair.py",
+        "            if _same_life(store, other, checkpoint.generation):",
+        "            if True:",
+        REPAIR,
+    ),
+    Mutant(
+        "the manifest is put before the files that it names",
+        "resilient/vault/repair.py",
+        "key=lambda one: one.file == MANIFEST)",
+        "key=lambda one: one.file != MANIFEST)",
+        SWEEP,
+    ),
+    Mutant(
+        "a file is emptied before it is mended",
+        "resilient/vault/repair.py",
+        "            store.put(manifest.key(fix.file), data)",
+        "            store.delete(manifest.key(fix.file))\n"
+        "            store.put(manifest.key(fix.file), data)",
+        SWEEP,
+    ),
+    Mutant(
+        "a setting is not heard: damage is mended although nobody wants it",
+        "resilient/checkpointer.py",
+        "self._desk.signing, self._desk.limits.repair_on_restore)",
+        "self._desk.signing, True)",
+        GANG,
+    ),
+    Mutant(
+        "the look for room forgets the parity",
+        "resilient/vault/refer.py",
+        "        return sum(sizes) + parity_bytes(sizes, self.parity)",
+        "        return sum(sizes)",
+        GANG,
+    ),
+    Mutant(
+        "a copy that cannot be put fails the save",
+        "resilient/vault/persist.py",
+        "    copied = attempt(lambda: copy_manifest(desk.store, checkpoint))",
+        "    copied = copy_manifest(desk.store, checkpoint)",
+        GANG,
+    ),
+    Mutant(
+        "lost parity holds rotations",
+        "resilient/vault/contents.py",
+        "        if one.name not in needed:\n            continue\n",
+        "",
+        REPAIR,
+    ),
+    Mutant(
+        "a file is referred to without what protects it",
+        "resilient/vault/refer.py",
+        "    origins |= dict.fromkeys(name for group in groups for name in group.shares)\n",
+        "    groups = ()\n",
+        REFER,
+    ),
+    Mutant(
+        "a group with holes is relied on",
+        "resilient/vault/refer.py",
+        "        groups = [one for one in groups if is_there(store, one.shares, lengths)]\n",
+        "",
+        REFER,
+    ),
+    Mutant(
+        "what nothing protects is referred to",
+        "resilient/vault/refer.py",
+        "[one for one in matches if one.place.file in safe]",
+        "matches",
+        REFER,
+    ),
+    Mutant(
+        "what was computed back in memory is referred to in the store",
+        "resilient/vault/refer.py",
+        " and name not in proved.mended:",
+        ":",
+        GANG,
+    ),
+]

@@ -1,0 +1,160 @@
+"""Defects of references: what is compared, what is trusted, and what may be deleted."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+REFER = "tests/unit/vault/test_refer.py"
+ROTATE = "tests/unit/vault/test_rotate_references.py"
+RACES = "tests/crash/test_reference_races.py"
+MACHINE = "tests/property/test_vault_machine.py"
+SWEEP = "tests/crash/test_keeping_sweep.py -k anywhere"
+
+MANIFEST_CHECKS = "resilient/format/checks.py"
+MODULE = "resilient/vault/refer.py"
+ROTATION = "resilient/vault/rotate.py"
+
+MUTANTS = [
+    Mutant(
+        "rotation deletes what others refer to",
+        ROTATION,
+        "for one, name in self.stale() if not self.needed.holds(one, name)]",
+        "for one, name in self.stale()]",
+        SWEEP,
+    ),
+    Mutant(
+        "rotation deletes what others refer to, seen by any history",
+        ROTATION,
+        "for one, name in self.stale() if not self.needed.holds(one, name)]",
+        "for one, name in self.stale()]",
+        MACHINE,
+    ),
+    Mutant(
+        "only the line of descent keeps what it refers to",
+        ROTATION,
+        "if MANIFEST in names and one not in found.plan.doomed and one > oldest",
+        "if one.generation > 1 and one not in found.plan.doomed and one > oldest",
+        ROTATE,
+    ),
+    Mutant(
+        "a manifest that cannot be read needs nothing",
+        "resilient/vault/contents.py",
+        "        if self.unknown is not None and checkpoint < self.unknown:",
+        "        if False:",
+        ROTATE,
+    ),
+    Mutant(
+        "files go although tags stopped the rotation",
+        ROTATION,
+        "            return replace(plan, doomed=plan.doomed[:done],",
+        "            break\n            plan = replace(plan, doomed=plan.doomed[:done],",
+        ROTATE,
+    ),
+    Mutant(
+        "nobody looks for a newer life before the files go",
+        ROTATION,
+        "    if unneeded:\n        check_fence(store, mine)",
+        "    if unneeded:\n        pass",
+        ROTATE,
+    ),
+    Mutant(
+        "files go before the manifests",
+        ROTATION,
+        "    for done, checkpoint in enumerate(plan.doomed):\n",
+        "    for checkpoint, name in found.unneeded():\n"
+        "        store.delete(checkpoint.key(name))\n"
+        "    for done, checkpoint in enumerate(plan.doomed):\n",
+        SWEEP,
+    ),
+    Mutant(
+        "references run in chains",
+        MODULE,
+        "replace(one, file=manifest.key(one.file))",
+        'replace(one, file=manifest.checkpoint.key(one.file.rpartition("/")[2]))',
+        REFER,
+    ),
+    Mutant(
+        "bits are not compared",
+        MODULE,
+        "if place is not None and place.digest == one.digest:",
+        "if place is not None:",
+        REFER,
+    ),
+    Mutant(
+        "dtypes are not compared",
+        MODULE,
+        "return tensor.name, tensor.dtype, tensor.shape, one.region",
+        'return tensor.name, "", tensor.shape, one.region',
+        REFER,
+    ),
+    Mutant(
+        "what was not proved is referred to",
+        MODULE,
+        "            base.proved is None\n            or",
+        "            base.proved is not False\n            or",
+        REFER,
+    ),
+    Mutant(
+        "what came from memory is taken for stored",
+        MODULE,
+        "if proved.manifest.key(name) not in recalled and name",
+        "if name",
+        REFER,
+    ),
+    Mutant(
+        "a file that is gone is referred to",
+        MODULE,
+        "for one in matches if one.place.file in there]",
+        "for one in matches]",
+        REFER,
+    ),
+    Mutant(
+        "a dead file is kept for the sake of a small part",
+        MODULE,
+        "if one.file in worth and one.place.file in worth]",
+        "if one.file in worth]",
+        REFER,
+    ),
+    Mutant(
+        "a checkpoint refers to any number of folders",
+        MODULE,
+        "kept = [one for one in matches if origin_of(one.place.file) in few]",
+        "kept = matches",
+        REFER,
+    ),
+    Mutant(
+        "the next save forgets one that may be committed",
+        "resilient/checkpointer.py",
+        "self._bases = (Base(pending), *self._bases)[:_BASES_MAX]",
+        "pass",
+        REFER,
+    ),
+    Mutant(
+        "a manifest may refer to newer checkpoints",
+        MANIFEST_CHECKS,
+        "return manifest.format_version > 1 and origin < manifest.checkpoint",
+        "return manifest.format_version > 1",
+        REFER,
+    ),
+    Mutant(
+        "a shared file is read whole",
+        "resilient/format/extents.py",
+        "        if tensor.name in boxes or origin_of(one.file)",
+        "        if tensor.name in boxes",
+        REFER,
+    ),
+    Mutant(
+        "what is trained is digested only to see that it changed",
+        "resilient/vault/glimpse.py",
+        "        if one.digest or one.start in changed:",
+        "        if one.digest:",
+        REFER,
+    ),
+    Mutant(
+        "a document is taken apart",
+        MODULE,
+        "    documents = {one.document for one in parts}",
+        "    documents = set[str]()",
+        REFER,
+    ),
+]

@@ -1,0 +1,126 @@
+"""Defects of doing several things at once."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+POOL = "tests/unit/vault/test_pool.py"
+WRITE = "tests/unit/vault/test_write.py"
+BULK = "tests/unit/vault/test_bulk.py"
+RECALL = "tests/unit/vault/test_recall.py"
+BUNDLES = "tests/unit/state/test_bundles.py"
+
+MUTANTS = [
+    Mutant(
+        "an error of another thread is lost",
+        "resilient/vault/pool.py",
+        "    if lanes.failed:\n",
+        "    if False:\n",
+        f"{POOL} {WRITE}",
+    ),
+    Mutant(
+        "threads go on after an error",
+        "resilient/vault/pool.py",
+        "return None if self.failed else (next(self._left),)",
+        "return (next(self._left),)",
+        f"{POOL} {WRITE}",
+    ),
+    Mutant(
+        "an error is raised while others still write",
+        "resilient/vault/pool.py",
+        "        thread.join()\n",
+        "        pass\n",
+        f"{POOL} {WRITE}",
+    ),
+    Mutant(
+        "the last error is raised in place of the first",
+        "resilient/vault/pool.py",
+        "lanes.failed[min(lanes.failed)]",
+        "lanes.failed[max(lanes.failed)]",
+        f"{POOL} {WRITE}",
+    ),
+    Mutant(
+        "a region that goes on in the next chunk is digested up to there",
+        "resilient/format/digest.py",
+        "            if last > stop:\n                break\n",
+        "",
+        "tests/unit/format/test_digest.py",
+    ),
+    Mutant(
+        "a large file that became longer is whole",
+        "resilient/vault/bulk.py",
+        "    if size_bytes != entry.size_bytes:\n",
+        "    if size_bytes < entry.size_bytes:\n",
+        BULK,
+    ),
+    Mutant(
+        "what is read once more is not proved",
+        "resilient/vault/fetch.py",
+        "    except IntegrityError:\n        return fill(store, key, start, view, prove)",
+        "    except IntegrityError:\n        return fill(store, key, start, view, print)",
+        BULK,
+    ),
+    Mutant(
+        "a range that came short is believed",
+        "resilient/vault/bulk.py",
+        "    if came < len(one.view):\n        raise",
+        "    if False:\n        raise",
+        "tests/gang/test_reading_in_part.py",
+    ),
+    Mutant(
+        "a large file is read as one range",
+        "resilient/vault/bulk.py",
+        "    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES\n",
+        "    step = max(entry.size_bytes // CHUNK_BYTES + 1, 1) * CHUNK_BYTES\n",
+        BULK,
+    ),
+    Mutant(
+        "a tensor lies where torch would not have laid it",
+        "resilient/state/load.py",
+        "return None if tensor.data_ptr() % MEMORY_ALIGNMENT else tensor",
+        "return tensor",
+        BULK,
+    ),
+    Mutant(
+        "memory is laid out without regard to the header",
+        "resilient/vault/bulk.py",
+        "new_memory(length, head_bytes - start)",
+        "new_memory(length)",
+        BULK,
+    ),
+    Mutant(
+        "a range of a keeper's memory is believed",
+        "resilient/vault/recall.py",
+        " or digest_bytes(piece) != expected:\n",
+        ":\n",
+        RECALL,
+    ),
+    Mutant(
+        "an error of the disk is taken for a file system without direct writes",
+        "resilient/storage/handle.py",
+        "            if error.errno not in _NOT_DIRECTLY:\n",
+        "            if False:\n",
+        "tests/unit/storage/test_handle.py",
+    ),
+    Mutant(
+        "large files go through the page cache",
+        "resilient/storage/handle.py",
+        "        if not may_be or len(data) < _DIRECT_BYTES_MIN:\n",
+        "        if may_be or len(data) < _DIRECT_BYTES_MIN:\n",
+        "tests/unit/storage/test_handle.py",
+    ),
+    Mutant(
+        "a share is cut in the middle of its regions",
+        "resilient/state/bundles.py",
+        "    count = -(-piece.size_bytes // FILE_BYTES_MAX)\n",
+        "    count = 4\n",
+        BUNDLES,
+    ),
+    Mutant(
+        "a region that no file should hold whole is not cut",
+        "resilient/state/bundles.py",
+        "for part in _cut_if_huge(piece)]",
+        "for part in [piece]]",
+        BUNDLES,
+    ),
+]

@@ -1,0 +1,129 @@
+"""A trainer killed at any moment of a save: what was promised lands, and nothing else is lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from keepers import Keeper, names, open_one
+from manifests import Values
+
+from resilient.checkpointer import About
+from resilient.errors import SaveFailed
+from resilient.format.names import CheckpointId
+from resilient.state.capture import Part
+from resilient.vault.conversation import Conversation
+
+TRAINER = Path(__file__).with_name("dying_trainer.py")
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    one = Keeper(tmp_path / "keeper")
+    yield one
+    if one.process.poll() is None:
+        one.kill()
+
+
+@pytest.mark.parametrize(
+    ("where", "lands"), [("saved", True), ("updating", True), ("copying", False)]
+)
+def test_a_trainer_killed(keeper, tmp_path, where, lands):
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, str(TRAINER), str(keeper.path), str(run), where],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    target = Values()
+    checkpointer = open_one(keeper, run, scope="next")
+    resumed = checkpointer.resume({"model": Part(target)})
+    checkpointer.close()
+    assert resumed.checkpoint == CheckpointId(1, 2 if lands else 1)
+    same = torch.equal(target.state["weight"], torch.load(keeper.path.with_name("weight")))
+    assert same is lands
+
+
+def test_in_steady_state_a_save_asks_the_keeper_nothing(keeper, tmp_path, monkeypatch):
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    parts = {"model": Part(Values(weight=torch.ones(50_000)))}
+    checkpointer.save(1, parts, About())
+    checkpointer.wait()
+    asked, ask = [], Conversation.ask
+
+    def note(self, verb, **message):
+        asked.append(verb)
+        return ask(self, verb, **message)
+
+    monkeypatch.setattr(Conversation, "ask", note)
+    checkpointer.save(2, parts, About())
+    assert [verb for verb in asked if verb != "wait"] == []
+    checkpointer.close()
+    assert checkpointer.committed()[0] == CheckpointId(1, 2)
+    assert "KeeperBypassed" not in names(checkpointer.seen)
+
+
+def test_memory_is_taken_early_and_the_first_save_asks_for_nothing_big(keeper, tmp_path):
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    parts = {"model": Part(Values(weight=torch.ones(50_000)))}
+    checkpointer.warm(parts)
+    checkpointer._overlap.settle()
+    taken = [path.stat().st_size for path in keeper.shared.glob("*/0*")]
+    assert len(taken) == 1
+    assert taken[0] > 200_000
+    checkpointer.save(1, parts, About())
+    big = [path for path in keeper.shared.glob("*/0*") if path.stat().st_size > 200_000]
+    assert len(big) == 1
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 1)]
+
+
+def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    weight = torch.nn.Parameter(torch.ones(50_000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    parts = {"model": Part(Values(weight=weight)), "optimizer": Part(optimizer)}
+    go_on = threading.Event()
+    checkpointer._overlap._thread.submit(go_on.wait, 20)
+    checkpointer.save(1, parts, About(), overlap=True)
+    with torch.no_grad():
+        weight.add_(1)
+    go_on.set()
+    with pytest.raises(SaveFailed, match="`model/weight` was changed while it was copied"):
+        checkpointer.wait()
+    checkpointer.save(2, parts, About(), overlap=True)
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 2)]
+    assert "KeeperBypassed" not in names(checkpointer.seen)
+
+
+def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_path, monkeypatch):
+    monkeypatch.setattr("resilient.vault.conversation.SILENCE_SECONDS", 0.5)
+    checkpointer = open_one(keeper, tmp_path / "run")
+    checkpointer.resume({})
+    parts = {"model": Part(Values(weight=torch.ones(50_000)))}
+    checkpointer.save(1, parts, About())
+    checkpointer.wait()
+    (held,) = (path for path in keeper.shared.glob("*/0*") if path.stat().st_size > 200_000)
+    keeper.process.send_signal(signal.SIGSTOP)
+    parts["model"].stateful.state["weight"].add_(1)
+    checkpointer.save(2, parts, About())
+    checkpointer.wait()
+    before = held.read_bytes()
+    parts["model"].stateful.state["weight"].add_(1)
+    checkpointer.save(3, parts, About())
+    checkpointer.close()
+    assert held.read_bytes() == before
+    assert checkpointer.committed()[0] == CheckpointId(1, 3)
+    assert names(checkpointer.seen).count("KeeperBypassed") == 2

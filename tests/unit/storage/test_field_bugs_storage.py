@@ -1,0 +1,102 @@
+"""Pains of the field with storage, each by its report; 40 of group E.
+
+PT is pytorch/pytorch, TF huggingface/transformers. Hangs and signals need ranks or processes:
+``tests/gang/test_field_bugs_elastic.py``, ``tests/process/test_stop_signals.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from manifests import begin, save
+
+from resilient.format.names import CheckpointId
+from resilient.storage.fs import FsspecStore
+from resilient.storage.local import LocalStore
+from resilient.storage.open import open_store
+from resilient.vault.catalog import committed
+from resilient.vault.verify import verify
+
+
+def test_pt_142396_a_remote_file_needs_no_descriptor_to_be_durable(monkeypatch):
+    """Also PT#144752: ``os.fsync`` of a remote file has nothing to sync and crashed."""
+
+    def refuse(*_):
+        raise AssertionError("a remote file has no descriptor")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    monkeypatch.setattr("os.sync", refuse)
+    store = FsspecStore(f"memory://{uuid.uuid4().hex}")
+    begin(store)
+    save(store, CheckpointId(1, 1))
+    assert verify(store, CheckpointId(1, 1), "deep") == []
+
+
+def test_pt_183878_everything_put_is_closed_and_flushed_before_put_returns():
+    name = uuid.uuid4().hex
+    store = FsspecStore(f"memory://{name}")
+    for size_bytes in (0, 1, 65_537, 3 << 20):
+        store.put("a/object", b"x" * size_bytes)
+        assert MemoryFileSystem().cat_file(f"/{name}/a/object") == b"x" * size_bytes
+
+
+def test_pt_116198_an_object_store_is_spoken_to_by_urls_and_no_path_is_made_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    store = open_store(f"memory://{uuid.uuid4().hex}/run")
+    begin(store)
+    save(store, CheckpointId(1, 1))
+    assert committed(store) == [CheckpointId(1, 1)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_s3_connector_295_a_bucket_with_dots_is_a_bucket(client):
+    """With a name of the host's form, TLS would not match; so the name goes into the path."""
+    pytest.importorskip(client)
+    store = open_store(
+        "s3://my.bucket.name/runs/gpt2",
+        storage_options={
+            "client": client,
+            "endpoint": "http://127.0.0.1:9",
+            "key": "a",
+            "secret": "b",
+            "region": "us-east-1",
+        },
+    )
+    assert store.url == "s3://my.bucket.name/runs/gpt2"
+
+
+def test_olmo_894_nodes_that_make_the_same_folders_at_once_do_not_hurt_each_other(tmp_path):
+    """Also TF#27925, and Automodel PR#3686: no folder is renamed, and one that exists is fine."""
+    gate, failed = threading.Barrier(8), []
+
+    def work(rank):
+        store = LocalStore(tmp_path)
+        try:
+            for step in range(1, 21):
+                gate.wait(20)
+                store.put(f"checkpoint-{step}-g1/model.r{rank:05d}.safetensors", b"x" * 100)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test must show it
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(list(LocalStore(tmp_path).list("checkpoint-"))) == 160
+
+
+def test_tf_27925_what_is_visible_is_whole_though_a_folder_is_not_renamed(tmp_path):
+    """There is no temporary folder that all nodes must have left before one may rename it."""
+    store = LocalStore(tmp_path)
+    begin(store)
+    save(store, CheckpointId(1, 1))
+    seen = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert sorted(path.name for path in seen) == ["checkpoint-1-g1", "generations"]

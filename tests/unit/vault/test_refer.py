@@ -1,0 +1,464 @@
+"""What did not change is not written again, and every reference leads to proved bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from manifests import Values, begin, empty_manifest, frozen_parts_of, save
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, IntegrityError, SaveFailed, StoreError
+from resilient.events import CheckpointCommitted, Emitter
+from resilient.format.digest import CHUNK_BYTES, digest_file
+from resilient.format.extents import Extents
+from resilient.format.manifest import decode, encode
+from resilient.format.names import CheckpointId
+from resilient.format.regions import Region
+from resilient.state.arena import Arena
+from resilient.state.capture import Part, capture
+from resilient.state.load import assemble
+from resilient.state.stage import stage
+from resilient.storage.shared import SharedFolder, map_file
+from resilient.testing.memory import MemoryStore
+from resilient.vault import glimpse, refer
+from resilient.vault.catalog import read_manifest
+from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.glimpse import Glimpses
+from resilient.vault.handover import Held
+from resilient.vault.read import read
+from resilient.vault.recall import RecallingStore
+from resilient.vault.refer import Base, base_of, divide
+from resilient.vault.verify import verify
+from resilient.vault.write import write
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+MODEL = "model.r00000.safetensors"
+
+
+def step(number):
+    return CheckpointId(1, number)
+
+
+@pytest.fixture
+def store():
+    store = MemoryStore()
+    begin(store)
+    return store
+
+
+def saved(store, number, bases=(), **tensors):
+    """Save a model of these tensors; without any, one of which most is frozen."""
+    parts = {"model": Part(Values(**tensors))} if tensors else frozen_parts_of(number)
+    save(store, step(number), bases=bases, parts=parts)
+    return read_manifest(store, step(number))
+
+
+def value(store, number, name):
+    proved = read(store, step(number))
+    entry = next(one for one in proved.manifest.tensors if one.name == name)
+    return assemble(entry, proved.files)
+
+
+def place(manifest, name):
+    (one,) = next(one for one in manifest.tensors if one.name == name).regions
+    return one
+
+
+def files(manifest):
+    return {one.name for one in manifest.files}
+
+
+def test_only_what_changed_is_written_and_all_of_it_reads_back(store):
+    saved(store, 1)
+    second = saved(store, 2, [step(1)])
+    assert place(second, "model/frozen").file == step(1).key(MODEL)
+    assert place(second, "model/trained").file == MODEL
+    assert len(store.objects[step(2).key(MODEL)]) < 2000 < len(store.objects[step(1).key(MODEL)])
+    for name in ("frozen", "slow", "trained", "nothing"):
+        expected = frozen_parts_of(2)["model"].stateful.state[name]
+        assert torch.equal(value(store, 2, f"model/{name}"), expected), name
+    assert verify(store, step(2), "deep") == []
+
+
+def test_a_reference_leads_to_where_the_bytes_are_however_many_saves_ago(store):
+    saved(store, 1)
+    for number in (2, 3, 4, 5):
+        saved(store, number, [step(number - 1)])
+    last = read_manifest(store, step(5))
+    assert place(last, "model/frozen").file == step(1).key(MODEL)
+    assert place(last, "model/slow").file == step(3).key(MODEL)
+    assert files(last) > {step(1).key(MODEL), step(3).key(MODEL), MODEL}
+    assert (
+        last.size_bytes
+        > last.own_bytes
+        == sum(
+            len(data)
+            for key, data in store.objects.items()
+            if key.startswith(f"{step(5)}/") and "manifest" not in key
+        )
+    )
+
+
+def test_a_file_of_which_nothing_changed_is_not_written(store):
+    one = torch.arange(9000.0)
+    saved(store, 1, same=one)
+    second = saved(store, 2, [step(1)], same=one)
+    assert files(second) == {step(1).key(MODEL), "state.json"}
+    assert step(2).key(MODEL) not in store.objects
+    assert torch.equal(value(store, 2, "model/same"), one)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (torch.zeros(8000), torch.zeros(8000, dtype=torch.int32)),
+        (torch.zeros(8000), torch.zeros(80, 100)),
+        (torch.zeros(8000), torch.ones(8000)),
+    ],
+    ids=["dtype", "shape", "bits"],
+)
+def test_what_differs_in_any_way_is_written(store, before, after):
+    saved(store, 1, one=before)
+    second = saved(store, 2, [step(1)], one=after)
+    assert files(second) == {MODEL, "state.json"}
+    assert verify(store, step(2), "deep") == []
+    assert torch.equal(value(store, 2, "model/one"), after)
+
+
+def test_a_tensor_of_another_name_is_another_tensor(store):
+    saved(store, 1, one=torch.ones(9000))
+    assert files(saved(store, 2, [step(1)], other=torch.ones(9000))) == {MODEL, "state.json"}
+
+
+def test_small_regions_are_written_all_the_same(store):
+    count = refer.REFER_BYTES_MIN // 4
+    tensors = {"small": torch.zeros(count - 1), "large": torch.zeros(count)}
+    saved(store, 1, **tensors)
+    second = saved(store, 2, [step(1)], **tensors)
+    assert place(second, "model/small").file == MODEL
+    assert place(second, "model/large").file == step(1).key(MODEL)
+
+
+def test_a_file_most_of_which_nobody_needs_is_not_referred_to(store):
+    """A fifth of the first file is still the same: not worth to keep the rest for."""
+    same, odd = torch.ones(8000), torch.arange(32000.0)
+    saved(store, 1, same=same, odd=odd)
+    second = saved(store, 2, [step(1)], same=same)
+    assert files(second) == {MODEL, "state.json"}
+
+
+def test_a_file_of_which_nearly_all_changed_is_written_as_it_was_staged(store):
+    same, odd = torch.ones(8000), torch.arange(32000.0)
+    saved(store, 1, same=same)
+    second = saved(store, 2, [step(1)], same=same, odd=odd)
+    assert files(second) == {MODEL, "state.json"}
+
+
+def test_a_checkpoint_refers_to_a_bounded_number_of_folders(store, monkeypatch):
+    monkeypatch.setattr(refer, "FOLDERS_MAX", 2)
+    tensors = {f"layer{number}": torch.full((8000 + number,), -1.0) for number in range(3)}
+    saved(store, 1, **tensors)
+    for number in range(3):
+        # One layer after the other gets its last value, in a folder of its own.
+        for other in range(number, 3):
+            tensors[f"layer{other}"] = torch.full((8000 + other,), float(number * 10 + other))
+        saved(store, 2 + number, [step(1 + number)], **tensors)
+    last = saved(store, 5, [step(4)], **tensors)
+    assert len({one.origin for one in last.files} - {None}) == 2
+    assert place(last, "model/layer0").file == MODEL, "the least goes first"
+
+
+@pytest.mark.parametrize("loss", ["gone", "short"])
+def test_what_is_not_there_any_more_is_written_anew(store, loss):
+    saved(store, 1)
+    key = step(1).key(MODEL)
+    if loss == "gone":
+        del store.objects[key]
+    else:
+        store.objects[key] = store.objects[key][:-1]
+    assert files(saved(store, 2, [step(1)])) == files(read_manifest(store, step(1)))
+    assert verify(store, step(2)) == []
+
+
+@pytest.mark.parametrize("loss", ["gone", "damaged"])
+def test_without_a_whole_manifest_to_compare_with_everything_is_written(store, loss):
+    saved(store, 1)
+    if loss == "gone":
+        del store.objects[step(1).manifest_key]
+    else:
+        store.objects[step(1).manifest_key] += b" "
+    assert all(one.origin is None for one in saved(store, 2, [step(1)]).files)
+
+
+def test_the_first_base_that_is_committed_counts(store):
+    saved(store, 1)
+    saved(store, 2, [step(1)])
+    third = saved(store, 4, [step(5), step(3), step(2), step(1)])
+    assert place(third, "model/frozen").file == step(1).key(MODEL)
+    assert place(third, "model/slow").file == MODEL
+
+
+def test_a_checkpoint_never_refers_to_a_newer_one(store):
+    saved(store, 2)
+    assert all(one.origin is None for one in saved(store, 1, [step(2)]).files)
+
+
+def test_documents_are_always_own(store):
+    """A part of each rank has its plain values in its file's header."""
+    parts = {"own": Part(Values(words=torch.zeros(9000), plain=1), "rank")}
+    for number in (1, 2):
+        save(store, step(number), bases=[step(1)] if number > 1 else [], parts=parts)
+    second = read_manifest(store, step(2))
+    assert files(second) == {"own_0.safetensors", "state.json"}
+
+
+def test_after_a_resume_only_what_this_rank_has_proved_is_referred_to(store):
+    saved(store, 1)
+    one = place(read_manifest(store, step(1)), "model/frozen")
+    ranges = ((MODEL, one.start, one.start + one.size_bytes),)
+    second = saved(store, 2, [Base(step(1), ranges)])
+    assert place(second, "model/frozen").file == step(1).key(MODEL)
+    assert place(second, "model/slow").file == MODEL
+    short = ((MODEL, one.start, one.start + one.size_bytes - 1),)
+    assert all(file.origin is None for file in saved(store, 3, [Base(step(1), short)]).files)
+
+
+def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
+    """The store's copy is damaged, memory's is whole: the next save must not refer to it."""
+    saved(store, 1)
+    key = step(1).key(MODEL)
+    content = store.objects[key]
+    shared = SharedFolder(tmp_path)
+    path = shared.allocate(len(content))
+    map_file(path, len(content), writable=True)[:] = content
+    store.objects[key] = content[:-1] + bytes([content[-1] ^ 1])
+    recalling = RecallingStore(store, {key: Held(str(path), digest_file(content))}, pytest.fail)
+    base = base_of(read(recalling, step(1)), recalling)
+    assert MODEL not in {file for file, _, _ in base.proved}
+    saved(store, 2, [base])
+    assert verify(store, step(2)) == []
+    shared.close()
+
+
+def test_what_was_read_and_proved_is_all_of_it(store):
+    saved(store, 1)
+    saved(store, 2, [step(1)])
+    base = base_of(read(store, step(2)), store)
+    third = saved(store, 3, [base])
+    assert place(third, "model/frozen").file == step(1).key(MODEL)
+    assert Base.from_json(base.to_json()) == base
+
+
+def test_ranks_that_refer_to_one_file_list_it_once(store):
+    """Two ranks save; one rank alone saved before."""
+    tensors = {f"w{number}": torch.full((9000,), float(number)) for number in range(4)}
+    saved(store, 1, **tensors)
+    save(store, step(2), ranks=2, bases=[step(1)], parts={"model": Part(Values(**tensors))})
+    second = read_manifest(store, step(2))
+    assert sorted(one.name for one in second.files) == [step(1).key(MODEL), "state.json"]
+    assert verify(store, step(2), "deep") == []
+
+
+def test_what_is_left_of_a_file_is_one_that_others_read(store):
+    safetensors = pytest.importorskip("safetensors.torch")
+    saved(store, 1)
+    saved(store, 2, [step(1)])
+    loaded = safetensors.load(store.objects[step(2).key(MODEL)])
+    assert set(loaded) == {"trained", "nothing"}
+    assert torch.equal(loaded["trained"], torch.full((100,), 2.0))
+
+
+def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(store, monkeypatch):
+    """And what looks the same at first sight is told apart by its digest."""
+    glimpses, lengths = Glimpses(), []
+    digest = glimpse.digest_bytes
+    monkeypatch.setattr(
+        glimpse, "digest_bytes", lambda one: [lengths.append(len(one)), digest(one)][1]
+    )
+    tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
+
+    def division(number, bases):
+        parts = {"model": Part(Values(**{name: one.clone() for name, one in tensors.items()}))}
+        staged = stage(capture(number, parts, 0), World(), Arena())
+        found = divide(store, step(number), staged.files, staged.parts, bases, glimpses=glimpses)
+        written = write(store, step(number), 0, found.files, staged.parts)
+        commit(store, gather_receipts(empty_manifest(step(number)), [found.complete(written)]))
+        return found
+
+    division(1, [])
+    assert 80_000 not in lengths, "there is nothing to compare with"
+    tensors["trained"] += 1
+    tensors["sparse"][5000] = 1
+    lengths.clear()
+    found = division(2, [Base(step(1))])
+    assert [one.name for one in found.referred] == ["model/frozen"]
+    assert lengths.count(80_000) == 3, "frozen, sparse; and what is left of a file is digested"
+    assert verify(store, step(2), "deep") == []
+    lengths.clear()
+    for one in tensors.values():
+        one.add_(1)
+    assert division(3, [Base(step(2))]).referred == ()
+    assert 80_000 not in lengths, "everything changed"
+
+
+def test_a_save_that_writes_little_asks_for_little_room(store):
+    parts = frozen_parts_of(1)
+    staged = stage(capture(1, parts, 0), World(), Arena())
+    save(store, step(1), parts=parts)
+    division = divide(store, step(2), staged.files, staged.parts, [Base(step(1))])
+    assert division.size_bytes == sum(len(one.data) for one in division.files)
+    assert division.size_bytes < sum(len(one.data) for one in staged.files) / 10
+
+
+# Through the Checkpointer.
+
+
+def open_one(store, sink=None, **limits):
+    emit = Emitter(SystemClock(), (sink,) if sink else ())
+    comms = Comms(MemoryBoard(), World(), "life")
+    return Checkpointer(Desk(store, comms, Limits(**limits), SystemClock(), emit))
+
+
+def run(store, steps, **limits):
+    """Resume and save, and return what was told of each commit."""
+    told = []
+    checkpointer = open_one(store, lambda _, event: told.append(event), **limits)
+    state = frozen_parts_of(0)["model"]
+    checkpointer.resume({"model": state})
+    for number in steps:
+        checkpointer.save(number, {"model": frozen_parts_of(number)["model"]}, About())
+    checkpointer.close()
+    return [one for one in told if isinstance(one, CheckpointCommitted)]
+
+
+def test_a_life_refers_to_what_it_wrote_and_the_next_to_what_it_read():
+    store = MemoryStore()
+    first, second = run(store, (1, 2))
+    assert second.written_bytes < first.written_bytes / 10
+    assert second.size_bytes > first.size_bytes
+    assert "MiB written)" in second.line()
+    assert "written" not in first.line()
+    assert len(run(store, (4,))) == 1
+    manifest = read_manifest(store, CheckpointId(2, 4))
+    assert place(manifest, "model/frozen").file == step(1).key(MODEL)
+    assert place(manifest, "model/slow").file == MODEL
+
+
+def test_a_run_that_wants_every_checkpoint_to_stand_alone_has_it_so():
+    store = MemoryStore()
+    first, second = run(store, (1, 2), save_unchanged="write")
+    assert first.written_bytes == second.written_bytes == second.size_bytes
+    with pytest.raises(ConfigError, match="save_unchanged"):
+        Limits(save_unchanged="never")
+
+
+def test_a_save_that_failed_and_is_committed_all_the_same_is_what_the_next_compares_with():
+    """Else the next could refer to what only the one before has, and that may be let go."""
+    values = {1: 1.0, 2: 2.0, 3: 1.0}
+    inner = Unsure()
+    checkpointer = open_one(inner)
+    checkpointer.resume({})
+
+    def save_step(number):
+        weight = torch.full((9000,), values[number])
+        checkpointer.save(number, {"model": Part(Values(weight=weight))}, About())
+        checkpointer.wait()
+
+    save_step(1)
+    with pytest.raises(SaveFailed):
+        save_step(2)
+    assert step(2).manifest_key in inner.objects
+    save_step(3)
+    assert place(read_manifest(inner, step(3)), "model/weight").file == MODEL
+    with pytest.raises(ConfigError, match="saved once in a life"):
+        save_step(2)
+    checkpointer.close()
+
+
+class Unsure(MemoryStore):
+    """Answers the put of the second manifest with an error although it happened."""
+
+    def put_new(self, key, data):
+        super().put_new(key, data)
+        if key == step(2).manifest_key:
+            raise StoreError("the answer was lost", key=key)
+
+
+def test_damage_of_a_shared_file_is_found_in_each_checkpoint_that_needs_it(store):
+    saved(store, 1)
+    saved(store, 2, [step(1)])
+    saved(store, 3, [step(2)])
+    key = step(1).key(MODEL)
+    one = place(read_manifest(store, step(1)), "model/frozen")
+    content = bytearray(store.objects[key])
+    content[one.start] ^= 1
+    store.objects[key] = bytes(content)
+    for number, file in ((1, MODEL), (2, key), (3, key)):
+        (finding,) = verify(store, step(number))
+        assert (finding.file, finding.tensor) == (file, "model/frozen")
+        with pytest.raises(IntegrityError, match="model/frozen"):
+            read(store, step(number))
+
+
+def test_only_the_chunks_that_are_needed_of_a_shared_file_are_read(store):
+    """The end of the first file is dead: damage there hurts the first alone."""
+    same, odd = torch.ones(1 << 20), torch.ones(2 << 20)
+    saved(store, 1, a_same=same, odd=odd)
+    second = saved(store, 2, [step(1)], a_same=same, odd=odd + 1)
+    assert place(second, "model/a_same").file == step(1).key(MODEL)
+    key = step(1).key(MODEL)
+    content = bytearray(store.objects[key])
+    content[-1] ^= 1
+    store.objects[key] = bytes(content)
+    with pytest.raises(IntegrityError):
+        read(store, step(1))
+    assert torch.equal(value(store, 2, "model/a_same"), same)
+
+
+def test_a_box_of_what_is_referred_to_is_read_by_its_chunks_and_proves_no_more(store):
+    same = torch.arange(3 << 20, dtype=torch.float32)
+    saved(store, 1, same=same)
+    saved(store, 2, [step(1)], same=same)
+    box = Region((0,), (4,))
+    proved = read(store, step(2), boxes=lambda _: {"model/same": (box,)})
+    content = proved.files[step(1).key(MODEL)]
+    assert isinstance(content, Extents)
+    assert len(content) == CHUNK_BYTES
+    third = saved(store, 3, [base_of(proved, store)], same=same)
+    assert all(one.origin is None for one in third.files)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-2-g1/model.r00000.safetensors",
+        "checkpoint-3-g1/model.r00000.safetensors",
+        "checkpoint-1-g2/model.r00000.safetensors",
+        "checkpoint-1-g1/manifest.json",
+        "checkpoint-1-g1/../x.safetensors",
+        "../checkpoint-1-g1/model.r00000.safetensors",
+        "generations/model.safetensors",
+    ],
+)
+def test_a_manifest_that_names_what_is_not_older_is_refused(store, name):
+    saved(store, 1)
+    second = saved(store, 2, [step(1)])
+    old = step(1).key(MODEL)
+    listed = tuple(replace(one, name=name) if one.name == old else one for one in second.files)
+    tensors = tuple(
+        replace(
+            one,
+            regions=tuple(replace(r, file=name) if r.file == old else r for r in one.regions),
+        )
+        for one in second.tensors
+    )
+    data = encode(replace(second, files=listed, tensors=tensors))
+    with pytest.raises(IntegrityError, match="file name"):
+        decode(data, step(2).manifest_key)
+    assert decode(encode(second), step(2).manifest_key).files == second.files

@@ -1,0 +1,381 @@
+"""Signatures: what the key has not signed is refused where that is asked for, and said so."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from manifests import Values, begin, save
+from mutations import resealed
+from tiny import CHECKPOINT, SECRET, SIGNING, tiny_repository
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import (
+    ConfigError,
+    KeyExists,
+    NoIntactCheckpoint,
+    SignatureRefused,
+    StoreUnavailable,
+)
+from resilient.events import Emitter
+from resilient.format.names import CheckpointId, signature_name
+from resilient.format.signature import Signing, SigningKey
+from resilient.state.capture import Part
+from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
+from resilient.testing.memory import MemoryStore
+from resilient.vault.catalog import committed, read_manifest
+from resilient.vault.commit import commit
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.read import read
+from resilient.vault.retention import Retention
+from resilient.vault.rotate import discard, rotate
+from resilient.vault.signing import (
+    Signature,
+    check_signature,
+    put_signature,
+    signature_problem,
+)
+from resilient.vault.verify import verify
+from resilient.world.comms import Comms
+from resilient.world.launch import Launch, read_launch, read_signing_key, write_launch
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+OTHER = Signing.of_secret("another key of enough bytes", is_required=True)
+CLOCK = SystemClock()
+
+
+def open_one(store, signing, told=None, retention=None):
+    sinks = () if told is None else (lambda record, event: told.append(str(record)),)
+    comms = Comms(MemoryBoard(), World(), "life")
+    limits = Limits(retention or Retention())
+    return Checkpointer(Desk(store, comms, limits, CLOCK, Emitter(CLOCK, sinks), signing))
+
+
+def live(store, signing, steps=(), told=None, **options):
+    """Resume, save ``steps``; return what was resumed from."""
+    checkpointer = open_one(store, signing, told)
+    parts = {"model": Part(Values(word="x"))}
+    try:
+        resumed = checkpointer.resume(parts, **options)
+        for step in steps:
+            checkpointer.save(step, parts, About())
+        return resumed.checkpoint if resumed else None
+    finally:
+        checkpointer.close()
+
+
+def signatures(store):
+    return [key for key in store.objects if "/signature-" in key]
+
+
+def test_with_a_key_every_save_is_signed_and_without_one_none_is():
+    store = MemoryStore()
+    live(store, Signing(SIGNING.key), (1, 2))
+    assert len(signatures(store)) == 2
+    assert live(store, SIGNING) == CheckpointId(1, 2)
+    live(store, Signing(), (3,))
+    assert len(signatures(store)) == 2
+
+
+def test_an_unsigned_one_is_skipped_with_its_reason_and_the_signed_one_before_is_taken():
+    store, told = MemoryStore(), []
+    live(store, Signing(SIGNING.key), (1,))
+    live(store, Signing(), (2,))
+    assert live(store, SIGNING, (3,), told) == CheckpointId(1, 1)
+    said = next(one for one in told if "checkpoint-2-g2" in one)
+    assert "is not signed" in said
+    assert "resilient ckpt sign checkpoint-2-g2 test://memory" in said
+    assert live(store, SIGNING) == CheckpointId(3, 3)
+
+
+def test_what_is_not_required_is_not_asked_for():
+    store = MemoryStore()
+    live(store, Signing(), (1,))
+    assert live(store, Signing(SIGNING.key)) == CheckpointId(1, 1)
+
+
+def test_with_nothing_signed_it_refuses_to_start_over():
+    store = MemoryStore()
+    live(store, Signing(), (1,))
+    with pytest.raises(NoIntactCheckpoint, match="not signed"):
+        live(store, SIGNING)
+    with pytest.raises(NoIntactCheckpoint, match="not signed"):
+        live(store, SIGNING, ref="checkpoint-1-g1")
+
+
+def test_another_key_is_called_so_and_not_damage():
+    store = tiny_repository()
+    with pytest.raises(SignatureRefused, match="signed with another key") as caught:
+        read(store, CHECKPOINT, signing=OTHER)
+    assert SIGNING.key.key_id in caught.value.message
+    assert OTHER.key.key_id in caught.value.message
+    assert caught.value.exit_code == 77
+    (finding,) = verify(store, CHECKPOINT, "quick", OTHER)
+    assert "another key" in finding.problem
+
+
+def forged(store):
+    """Change a weight as somebody would who can write to the store and has no key."""
+    import torch
+
+    from resilient.state.arena import Arena
+    from resilient.state.capture import capture
+    from resilient.state.stage import stage
+    from resilient.vault.commit import gather_receipts
+    from resilient.vault.write import write
+
+    manifest = read_manifest(store, CHECKPOINT)
+    [signature] = [store.objects[key] for key in signatures(store)]
+    for key in [key for key in store.objects if key.startswith(CHECKPOINT.folder)]:
+        store.delete(key)
+    staged = stage(capture(7, {"model": Part(Values(weight=torch.zeros(4)))}, 0), World(), Arena())
+    receipt = write(store, CHECKPOINT, 0, staged.files, staged.parts)
+    commit(store, gather_receipts(replace(manifest, files=(), tensors=(), parts=()), [receipt]))
+    return read_manifest(store, CHECKPOINT).root, signature
+
+
+def test_a_checkpoint_that_was_forged_is_whole_and_refused():
+    store = tiny_repository()
+    root, signature = forged(store)
+    assert verify(store, CHECKPOINT, "deep") == []
+    with pytest.raises(SignatureRefused, match="not signed"):
+        read(store, CHECKPOINT, signing=SIGNING)
+    key = CHECKPOINT.key(signature_name(root))
+    store.put(key, signature)
+    with pytest.raises(SignatureRefused, match="of another manifest"):
+        read(store, CHECKPOINT, signing=SIGNING)
+    store.put(key, resealed({**json.loads(signature), "manifest": root}))
+    with pytest.raises(SignatureRefused, match="does not fit: whoever wrote it"):
+        read(store, CHECKPOINT, signing=SIGNING)
+
+
+@pytest.mark.parametrize("mac", ["", "0" * 64, "\u00e9" * 64, "0" * 63])
+def test_any_other_mac_is_refused(mac):
+    store = tiny_repository()
+    [key] = signatures(store)
+    store.objects[key] = resealed({**json.loads(store.objects[key]), "mac": mac})
+    with pytest.raises(SignatureRefused):
+        read(store, CHECKPOINT, signing=SIGNING)
+    assert signature_problem(store, read_manifest(store, CHECKPOINT)) == ""
+
+
+@pytest.mark.parametrize("stated", [None, "0" * 64])
+def test_bytes_that_fit_the_manifest_and_are_not_those_that_were_signed_are_refused(stated):
+    """XXH3 can be made to fit; the SHA-256 of what was signed cannot."""
+    store = tiny_repository()
+    [key] = signatures(store)
+    files = json.loads(store.objects[key])["files"]
+    assert set(files) == {one.name for one in read_manifest(store, CHECKPOINT).files}
+    name = "model.r00001.safetensors"
+    files = {**files, name: stated} if stated else {n: d for n, d in files.items() if n != name}
+    root = read_manifest(store, CHECKPOINT).root
+    put_signature(store, CHECKPOINT, root, Signature(SIGNING.key, files))
+    with pytest.raises(SignatureRefused, match="not the file that was signed"):
+        read(store, CHECKPOINT, signing=SIGNING)
+    assert [one.file for one in verify(store, CHECKPOINT, "full", SIGNING)] == [name]
+    assert read(store, CHECKPOINT, {"trainer_state"}, signing=SIGNING).files
+    assert verify(store, CHECKPOINT, "full") == []
+
+
+def test_what_was_signed_of_the_files_cannot_be_changed():
+    store = tiny_repository()
+    [key] = signatures(store)
+    fields = json.loads(store.objects[key])
+    for files in ({}, {**fields["files"], "state.json": "0" * 64}):
+        store.objects[key] = resealed({**fields, "files": files})
+        with pytest.raises(SignatureRefused, match="does not fit"):
+            read(store, CHECKPOINT, signing=SIGNING)
+
+
+def test_a_signed_file_is_read_whole_though_only_a_part_of_it_is_wanted():
+    from resilient.format.regions import Region
+
+    store = tiny_repository()
+    box = {"model/weight": (Region((0,), (1,)),)}
+    proved = read(store, CHECKPOINT, {"model"}, lambda _: box, SIGNING)
+    assert len(proved.files["model.r00001.safetensors"]) > 16
+
+
+def test_a_damaged_signature_is_damage_where_it_is_required_and_else_a_warning():
+    store = tiny_repository()
+    [key] = signatures(store)
+    store.objects[key] = store.objects[key].replace(b"hmac", b"hmbc")
+    (finding,) = verify(store, CHECKPOINT, "full", SIGNING)
+    assert finding.severity == "damaged"
+    (finding,) = verify(store, CHECKPOINT, "full")
+    assert (finding.severity, finding.file) == ("warning", key.rpartition("/")[2])
+    assert read(store, CHECKPOINT).files
+
+
+def test_loading_one_part_asks_for_the_signature_too():
+    store = MemoryStore()
+    live(store, Signing(), (1,))
+    live(store, Signing(SIGNING.key), (2,))
+    checkpointer = open_one(store, SIGNING)
+    parts = {"model": Part(Values(word="y"))}
+    checkpointer.resume(parts)
+    with pytest.raises(SignatureRefused, match="not signed"):
+        checkpointer.load_part(CheckpointId(1, 1), "model", parts["model"])
+    checkpointer.close()
+
+
+def committed_with(kind, at):
+    """Commit with a key while operation ``at`` goes wrong; return the store, None past the end."""
+    store = tiny_repository()
+    manifest = replace(read_manifest(store, CHECKPOINT), checkpoint=CheckpointId(1, 8))
+    faulty = FaultyStore(store, FaultPlan(0, (Fault(at, kind),)))
+    try:
+        commit(faulty, manifest, Signature(SIGNING.key, {}))
+    except (Crash, StoreUnavailable):
+        return store
+    return store if faulty.operations > at else None
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.ERROR_ONCE, Kind.ERROR_AFTER]
+)
+def test_wherever_the_writer_dies_what_is_committed_is_signed(kind):
+    states = 0
+    while (store := committed_with(kind, states)) is not None:
+        states += 1
+        if CheckpointId(1, 8) in committed(store):
+            check_signature(store, read_manifest(store, CheckpointId(1, 8)), SIGNING)
+    assert states >= 3
+    assert CheckpointId(1, 8) not in committed(committed_with(Kind.CRASH_BEFORE, 0))
+
+
+def test_a_second_try_at_a_step_leaves_the_first_its_signature():
+    """The answer to the first commit was lost, so the same step is tried again."""
+    store = tiny_repository()
+    first = replace(read_manifest(store, CHECKPOINT), checkpoint=CheckpointId(1, 8))
+    commit(store, first, Signature(SIGNING.key, {}))
+    second = replace(first, created_at="2027-01-01T00:00:00.000Z")
+    with pytest.raises(KeyExists):
+        commit(store, second, Signature(SIGNING.key, {}))
+    assert read_manifest(store, CheckpointId(1, 8)).created_at == first.created_at
+    check_signature(store, read_manifest(store, CheckpointId(1, 8)), SIGNING)
+
+
+def test_a_signature_goes_with_its_checkpoint():
+    store = MemoryStore()
+    begin(store)
+    for step in (1, 2):
+        save(store, CheckpointId(1, step))
+        root = read_manifest(store, CheckpointId(1, step)).root
+        put_signature(store, CheckpointId(1, step), root, Signature(SIGNING.key, {}))
+    rotate(store, Retention(keep_last=1), 1)
+    assert [key for key in store.objects if key.startswith("checkpoint-1-")] == []
+    store.delete(CheckpointId(1, 2).manifest_key)
+    discard(store, CheckpointId(1, 2))
+    assert signatures(store) == []
+
+
+def test_the_key_is_shown_nowhere(caplog):
+    caplog.set_level(logging.DEBUG)
+    store, told = MemoryStore(), []
+    live(store, SIGNING, (1,), told)
+    live(store, Signing(), (2,))
+    live(store, SIGNING, (3,), told)
+    with pytest.raises(SignatureRefused) as caught:
+        read(store, CheckpointId(2, 2), signing=SIGNING)
+    everything = [*map(repr, store.objects.items()), *told, repr(SIGNING), str(caught.value)]
+    everything += [repr(open_one(store, SIGNING)._desk), caplog.text, caught.value.hint]
+    everything += [repr(write_launch(Launch(World(), require_signature=True)))]
+    for form in (SECRET, SECRET.encode().hex(), repr(SECRET.encode())):
+        assert [one for one in everything if form in one] == []
+    assert SIGNING.key.key_id in store.objects[signatures(store)[0]].decode()
+
+
+def test_keys_are_told_apart_and_a_short_one_is_refused():
+    assert SIGNING.key.key_id != OTHER.key.key_id
+    assert SIGNING.key == SigningKey(SECRET.encode())
+    with pytest.raises(ConfigError, match="15 bytes") as caught:
+        Signing.of_secret("0123456789abcde")
+    assert "0123456789abcde" not in caught.value.message + caught.value.hint
+    assert Signing.of_secret("") == Signing()
+
+
+def test_what_nobody_could_check_is_not_required():
+    with pytest.raises(ConfigError, match="no key") as caught:
+        Signing.of_secret("", is_required=True)
+    assert "RESILIENT_SIGNING_KEY_FILE" in caught.value.hint
+
+
+def test_the_key_comes_from_the_environment_or_from_a_file(tmp_path):
+    file = tmp_path / "signing.key"
+    file.write_text(f"{SECRET}\n")
+    assert read_signing_key({}) == ""
+    assert read_signing_key({"RESILIENT_SIGNING_KEY": SECRET}) == SECRET
+    assert read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)}) == SECRET
+    both = {"RESILIENT_SIGNING_KEY": SECRET, "RESILIENT_SIGNING_KEY_FILE": str(file)}
+    with pytest.raises(ConfigError, match="use one of them"):
+        read_signing_key(both)
+    file.write_bytes(b"\xff" * 20)
+    raw = read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)})
+    assert Signing.of_secret(raw).key == SigningKey(b"\xff" * 20)
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", "x" * 70_000])
+def test_a_key_file_without_a_key_is_named_and_not_shown(tmp_path, content):
+    file = tmp_path / "signing.key"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"signing\.key") as caught:
+        read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)})
+    assert "openssl rand" in caught.value.hint
+    assert "xxx" not in caught.value.message
+
+
+def test_workers_are_told_that_a_signature_is_required():
+    told = write_launch(Launch(World(), require_signature=True))
+    assert told["RESILIENT_REQUIRE_SIGNATURE"] == "1"
+    assert read_launch(told).require_signature
+    assert not read_launch({}).require_signature
+
+
+def test_a_loop_of_ones_own_asks_for_it_with_one_argument(tmp_path, monkeypatch):
+    from resilient import open_checkpointer
+
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    parts = {"model": Part(Values(word="x"))}
+    first = open_checkpointer(str(tmp_path), require_signature=True)
+    first.resume(parts)
+    first.save(1, parts, About())
+    first.close()
+    [_] = tmp_path.glob("checkpoint-1-g1/signature-*.json")
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", "another key of enough bytes")
+    second = open_checkpointer(str(tmp_path), require_signature=True)
+    with pytest.raises(NoIntactCheckpoint, match="another key"):
+        second.resume(parts)
+    second.close()
+    monkeypatch.delenv("RESILIENT_SIGNING_KEY")
+    with pytest.raises(ConfigError, match="no key"):
+        open_checkpointer(str(tmp_path), require_signature=True)
+
+
+def test_what_every_rank_wrote_is_signed_and_every_rank_holds_it_against_that():
+    from resilient.testing.gang import run_gang
+
+    store = MemoryStore()
+
+    def rank_main(world, board, step):
+        comms = Comms(board.another(), world, f"life/{step}")
+        desk = Desk(store, comms, Limits(within_seconds=10.0), CLOCK, Emitter(CLOCK), SIGNING)
+        checkpointer = Checkpointer(desk)
+        parts = {"rng_state": Part(Values(rank=world.rank), "rank")}
+        try:
+            resumed = checkpointer.resume(parts)
+            checkpointer.save(step, parts, About())
+        finally:
+            checkpointer.close()
+        return resumed.step if resumed else None
+
+    assert run_gang(2, lambda world, board: rank_main(world, board, 1)) == [None, None]
+    assert run_gang(2, lambda world, board: rank_main(world, board, 2)) == [1, 1]
+    for checkpoint in committed(store):
+        signed = check_signature(store, read_manifest(store, checkpoint), SIGNING)
+        assert {"rng_state_0.safetensors", "rng_state_1.safetensors"} <= set(signed)
