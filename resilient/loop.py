@@ -124,6 +124,11 @@ class Checkpointer:
             raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
         self._things.values[name].value = value
 
+    @property
+    def generation(self) -> int:
+        """This life's number, 0 before ``resume``."""
+        return self._spine.generation if self._spine is not None else 0
+
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can prove, and begin this life.
 

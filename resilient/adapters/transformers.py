@@ -133,11 +133,13 @@ class ResilientCallback(TrainerCallback):
             return
         trainer.store_flos()
         _export_callbacks(trainer)
-        keep = [self._best] if self._best else []
-        saved = checkpointer.save(state.global_step, metrics=_measured(state), keep=keep)
-        self._saved_step = state.global_step
         if state.best_global_step == state.global_step:
-            self._best, state.best_model_checkpoint = saved, str(saved)
+            # Before it is saved: who goes on from here knows that this is the best.
+            self._best = CheckpointId(checkpointer.generation, state.global_step)
+            state.best_model_checkpoint = str(self._best)
+        keep = [self._best] if self._best else []
+        checkpointer.save(state.global_step, metrics=_measured(state), keep=keep)
+        self._saved_step = state.global_step
 
     def load_best_model(self) -> None:
         """Load the weights of the best model that a checkpoint holds."""
@@ -228,7 +230,7 @@ def _export_callbacks(trainer: Any) -> None:
     trainer.state.stateful_callbacks.update(states)
 
 
-def _measured(state: TrainerState) -> dict[str, float]:
+def _measured(state: Any) -> dict[str, float]:
     """Return the numbers that were logged for this step."""
     found: dict[str, float] = {}
     for entry in state.log_history:

@@ -172,7 +172,7 @@ def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
     if isinstance(thing, Part):
         return thing
     if isinstance(thing, nn.Module):
-        return _model(thing)
+        return _model(name, thing)
     if isinstance(thing, Optimizer):
         return _optimizer(name, thing, models)
     if isinstance(thing, torch.Generator):
@@ -192,7 +192,13 @@ def _stateful(name: str, thing: Any) -> Part:
     )
 
 
-def _model(model: nn.Module) -> Part:
+def _model(name: str, model: nn.Module) -> Part:
+    # A ZeRO-3 parameter is a placeholder while it is not gathered.
+    if any(hasattr(one, "ds_id") for one in model.parameters()) or _is_a(model, "DeepSpeedEngine"):
+        raise ConfigError(
+            f"`{name}` is DeepSpeed's, which keeps partitions where this cannot take them",
+            hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
+        )
     if _is_flat(model):
         # Only FSDP1 pays for loading torch's part about it.
         from resilient.state.fsdp1 import Fsdp1Model
@@ -202,7 +208,7 @@ def _model(model: nn.Module) -> Part:
 
 
 def _optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Part:
-    if "ZeroRedundancyOptimizer" in {one.__name__ for one in type(optimizer).__mro__}:
+    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
         raise ConfigError(
             f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
             hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
@@ -223,6 +229,11 @@ def _optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module])
 
         return Part(Fsdp1Optimizer(whole[0], optimizer))
     return Part(NamedOptimizer(bare(whole[0]), optimizer))
+
+
+def _is_a(thing: object, name: str) -> bool:
+    """Say whether a thing is of a class that is not to be loaded for the question."""
+    return name in {one.__name__ for one in type(thing).__mro__}
 
 
 def _is_flat(model: nn.Module) -> bool:

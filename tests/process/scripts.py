@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 from gangs import ROOT
@@ -72,15 +72,21 @@ class Started:
 
     def ranks(self):
         """Return the processes of the launcher's that run the script."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return [one for one in found if str(self.script.path) in one.cmdline()]
+        ranks = []
+        # Whatever ends meanwhile is no rank any more.
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    ranks += [one] if str(self.script.path) in one.cmdline() else []
+        return ranks
 
     def kill_all(self):
         if self.is_alive():
             ranks = self.ranks()
             self.process.kill()
             for one in ranks:
-                one.kill()
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
     def finish(self):
         """Return what it said; it must end well."""

@@ -50,7 +50,7 @@ class Digits(torch.utils.data.Dataset):
         return len(self.x)
 
     def __getitem__(self, index):
-        return {"x": self.x[index]}
+        return {"x": self.x[index], "labels": self.x[index].sum()}
 
 
 class Guess(nn.Module):
@@ -58,8 +58,9 @@ class Guess(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
 
-    def forward(self, x):
-        return {"loss": self.layers(x).square().mean()}
+    def forward(self, x, labels):
+        guessed = self.layers(x)
+        return {"loss": (guessed.sum(1) - labels).square().mean(), "logits": guessed}
 
 
 def bits(model):
@@ -86,17 +87,17 @@ def with_transformers(folder):
         disable_tqdm=True,
         use_cpu=True,
         remove_unused_columns=False,
-        label_names=[],
+        label_names=["labels"],
     )
     trainer = Trainer(Guess(), args, train_dataset=Digits(), eval_dataset=Digits(8))
     trainer.add_callback(ResilientCallback(trainer, folder))
     trainer.train()
-    history = [
+    history = sorted(
         (one["step"], name, value)
         for one in trainer.state.log_history
         for name, value in one.items()
         if name in ("loss", "eval_loss", "grad_norm", "learning_rate")
-    ]
+    )
     return bits(trainer.model), history, trainer.state.best_metric
 
 
@@ -136,10 +137,10 @@ def with_lightning(folder):
             self.guess = Guess()
 
         def training_step(self, batch, _):
-            return self.guess(batch[0])["loss"]
+            return self.guess(batch[0], batch[0].sum(1))["loss"]
 
         def validation_step(self, batch, _):
-            self.log("loss", self.guess(batch[0])["loss"])
+            self.log("loss", self.guess(batch[0], batch[0].sum(1))["loss"])
 
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=0.1)
@@ -156,7 +157,7 @@ def with_lightning(folder):
         callbacks=[ResilientCheckpoint(folder, every_n_steps=2)],
     )
     trainer.fit(module, DataLoader(data, 4, shuffle=True), DataLoader(data, 11, shuffle=True))
-    return bits(module), trainer.callback_metrics["loss"].item(), trainer.global_step
+    return bits(module), trainer.global_step
 
 
 def steps_in(repository):

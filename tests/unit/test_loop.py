@@ -136,6 +136,13 @@ def test_an_optimizer_of_unknown_parameters_is_refused(tmp_path):
         Checkpointer(tmp_path, optimizer=optimizer).resume()
 
 
+def test_partitions_of_others_are_refused_rather_than_saved_in_part(tmp_path):
+    partitioned = nn.Linear(2, 1)
+    partitioned.weight.ds_id = 0  # as ZeRO-3 marks what is spread over ranks
+    with pytest.raises(ConfigError, match="DeepSpeed"):
+        Checkpointer(tmp_path, model=partitioned).resume()
+
+
 def test_a_thing_without_state_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"`loader` is a .*DataLoader"):
         Checkpointer(tmp_path, loader=torch.utils.data.DataLoader([1])).resume()
