@@ -19,19 +19,21 @@ pytestmark = [
     pytest.mark.xdist_group("adapters"),
     pytest.mark.filterwarnings("ignore"),  # the peers' own
 ]
+TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 EXAMPLES = {
-    "hf_trainer.py": (60, 30, "checkpoints"),
-    "with_accelerate.py": (4, 50, ""),
-    "with_lightning.py": (4, 60, ""),
+    "hf_trainer.py": (60, 30, "checkpoints", TWO_RANKS),
+    "with_accelerate.py": (8, 50, "", TWO_RANKS),
+    "with_lightning.py": (4, 60, "", ()),
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_killed_example_ends_as_one_that_was_not(tmp_path, name):
-    length, step, repository = EXAMPLES[name]
+    length, step, repository, launcher = EXAMPLES[name]
 
     def example(folder):
-        return Script(ROOT / "examples" / name, tmp_path / folder, length, repository=repository)
+        script = ROOT / "examples" / name
+        return Script(script, tmp_path / folder, length, launcher=launcher, repository=repository)
 
     whole = example("whole").run_to_end()
     assert len(whole) == 1
