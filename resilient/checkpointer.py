@@ -332,16 +332,18 @@ class Checkpointer:
         return catalog.committed(self._desk.store)
 
     def close(self) -> None:
-        """Wait for the save in flight and let go of whoever persisted.
+        """Wait for the save in flight, and until the last is durable; let go of who persisted.
 
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: the save in flight failed.
+            SaveFailed: the save in flight failed, or the near tier alone has the last.
         """
         try:
             self.wait()
+            self._desk.finish()
         finally:
             self._overlap.close()
             self._persister.close()
+            self._desk.close()
             self._arena.close()
