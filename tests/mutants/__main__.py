@@ -29,6 +29,7 @@ from tests.mutants import (
     speed,
     spine,
     storage,
+    tiers,
 )
 from tests.mutants.mutant import Mutant
 
@@ -37,7 +38,7 @@ SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
-MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS
+MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS + tiers.MUTANTS
 
 
 def controls() -> list[Mutant]:
