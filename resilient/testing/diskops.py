@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -104,23 +104,23 @@ class RecordingFiles:
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Read."""
-        self._live()
-        return self._inner.read(path, start, length)
+        with self._look():
+            return self._inner.read(path, start, length)
 
     def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
         """Read into memory."""
-        self._live()
-        return self._inner.read_into(path, start, view, arrived)
+        with self._look():
+            return self._inner.read_into(path, start, view, arrived)
 
     def size_bytes(self, path: Path) -> int:
         """Ask for a file's length."""
-        self._live()
-        return self._inner.size_bytes(path)
+        with self._look():
+            return self._inner.size_bytes(path)
 
     def items(self, path: Path) -> Iterable[Item]:
         """List a folder."""
-        self._live()
-        return self._inner.items(path)
+        with self._look():
+            return self._inner.items(path)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename."""
@@ -174,6 +174,13 @@ class RecordingFiles:
     def _live(self) -> None:
         if self._dead:
             raise Crash("dead since an earlier operation")
+
+    @contextmanager
+    def _look(self) -> Iterator[None]:
+        """Read, which is a turn too: what comes after it depends on whether the process lives."""
+        with self._turns.turn() if self._turns else nullcontext():
+            self._live()
+            yield
 
     @contextmanager
     def _step(self) -> Iterator[None]:
