@@ -258,8 +258,8 @@ class Checkpointer:
         with self._stall.running():
             self._overlap.wait()
 
-    def wait(self) -> None:
-        """Wait until the save in flight is durable.
+    def wait(self, *, in_every_tier: bool = False) -> None:
+        """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
 
         Crash: as in ``save``.
 
@@ -281,6 +281,8 @@ class Checkpointer:
             # What was in doubt may be what the new one refers to: it is not written over.
             self._saved |= {pending, *(one.checkpoint for one in self._bases)}
             self._bases = (Base(pending),)
+        if in_every_tier:
+            self._desk.finish()
 
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example the best model.
@@ -340,8 +342,7 @@ class Checkpointer:
             SaveFailed: the save in flight failed, or the near tier alone has the last.
         """
         try:
-            self.wait()
-            self._desk.finish()
+            self.wait(in_every_tier=True)
         finally:
             self._overlap.close()
             self._persister.close()

@@ -115,16 +115,17 @@ class Promoter:
             SaveFailed: it could not be brought there; the near tier has it.
         """
         self._settle()
-        if self._newest is None or self._newest in self._done:
+        # Tried once: who ends a run asks again on the way out, and was told already.
+        newest, self._newest = self._newest, None
+        if newest is None or newest in self._done:
             return
         try:
-            self._bring(desk, [self._newest], self._keep)
+            self._bring(desk, [newest], self._keep)
         except Fenced:
             raise
         except ResilientError as error:
             raise SaveFailed(
-                f"{self._newest} is saved in the near tier {self._tiers.near.url} alone: "
-                f"{error.message}",
+                f"{newest} is saved in the near tier {self._tiers.near.url} alone: {error.message}",
                 hint="mend the cause and run the same command again, where the near tier is",
             ) from error
 

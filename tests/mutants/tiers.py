@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "the last save stays near",
         "resilient/checkpointer.py",
-        "            self._desk.finish()\n",
-        "",
+        "        if in_every_tier:\n",
+        "        if in_every_tier and pending is None and not self._saves:\n",
         TIERS,
     ),
 ]
