@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "About": "resilient.checkpointer",
     "BestOf": "resilient.vault.retention",
-    "Checkpointer": "resilient.checkpointer",
+    "Checkpointer": "resilient.loop",
     "Fsdp1Model": "resilient.state.fsdp1",
     "Fsdp1Optimizer": "resilient.state.fsdp1",
     "NamedOptimizer": "resilient.state.optimizer",

@@ -53,7 +53,7 @@ CATCH_ALL = {
 # A suite of tests, inherited by the tests of each store; its methods share nothing.
 LONG_CLASSES = {"resilient/testing/store_contract.py StoreContract"}
 
-SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py")
+SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py", "resilient/loop.py")
 TORCH_FREE = ("resilient.vault", "resilient.storage", "resilient.format", "resilient_cli")
 
 

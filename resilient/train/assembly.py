@@ -15,7 +15,8 @@ from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map
 from resilient.train.meters import Meters
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
-from resilient.train.session import place_of, say_farewell
+from resilient.train.session import place_of
+from resilient.world.gang import say_farewell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -49,18 +49,6 @@ class ArgumentsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PartsStartedFresh(Event):
-    """The checkpoint does not hold these parts."""
-
-    level: ClassVar[Level] = Level.WARNING
-    parts: tuple[str, ...]
-
-    def line(self) -> str:
-        """Name the parts."""
-        return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
-
-
-@dataclass(frozen=True, slots=True)
 class ColumnsUnused(Event):
     """A batch holds what the model's forward does not take, so it is not given."""
 

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, SaveFailed
 from resilient.format.names import CheckpointId, parse_checkpoint
-from resilient.train.reporting import (
-    ArgumentsChanged,
-    BestModelMissing,
-    PartsStartedFresh,
-    SaveRetried,
-)
+from resilient.train.reporting import ArgumentsChanged, BestModelMissing, SaveRetried
+from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError, PeerFailed
+from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
@@ -26,42 +23,17 @@ from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
 from resilient.vault.link import KeeperAddress
 from resilient.vault.promoter import Tiering
+from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
-from resilient.world.tcp import TcpBoard, connect, join_process_group
-from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from resilient.checkpointer import Checkpointer
     from resilient.clock import Clock
     from resilient.events import Emitter
     from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
-    from resilient.world.board import Board
-    from resilient.world.launch import Launch
-
-_FAREWELL_SECONDS = 10.0
-_SETTLE_SECONDS = 0.1
-
-
-@dataclass(slots=True)
-class Gang:
-    """The ranks this process belongs to; a process joins once and stays until it ends.
-
-    Attributes:
-        outputs: the output folder of the training at each repository.
-    """
-
-    world: World
-    board: Board | None
-    launch: Launch
-    trainings: Iterator[int] = field(default_factory=count)
-    outputs: dict[str, str] = field(default_factory=dict)
-
-
-# A process has one default process group, so it has one gang; torch keeps the former the same way.
-_joined: list[Gang] = []
+    from resilient.world.gang import Gang
+    from resilient.world.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +133,7 @@ class Session:
 
     def next_topic(self) -> str:
         """Return a name for one training, the same on all ranks and new on this board."""
-        return f"{self.gang.launch.attempt}/{next(self.gang.trainings)}"
+        return self.gang.next_topic()
 
     def stop_gate(self, topic: str) -> StopGate:
         """Return the gate of one training."""
@@ -201,12 +173,9 @@ def open_session(args: TrainingArguments) -> Session:
         ConfigError: the launcher's variables make no sense.
         PeerFailed: the rendezvous store cannot be reached.
     """
-    launch = read_launch(os.environ)
-    if not launch.agent_pid:
+    if not read_launch(os.environ).agent_pid:
         end_with_exit_codes()
-    if not _joined:
-        _joined.append(_join(args, launch))
-    gang = _joined[0]
+    gang = join(partial(_backend, args))
     clock = SystemClock()
     output = Path(args.output_dir)
     events = Path(gang.launch.events) if gang.launch.events else output / "events"
@@ -220,65 +189,9 @@ def open_session(args: TrainingArguments) -> Session:
     )
 
 
-def _join(args: TrainingArguments, launch: Launch) -> Gang:
-    if dist.is_initialized():
-        return _adopt(launch)
-    world = launch.world
-    if world.size == 1:
-        return Gang(world, None, launch)
-    if not launch.host or not launch.port:
-        raise ConfigError(f"WORLD_SIZE={world.size} needs MASTER_ADDR and MASTER_PORT")
+def _backend(args: TrainingArguments, world: World) -> Backend:
+    """Return how the ranks compute together, and bind this process to its GPU."""
     device = choose_device(world, use_cpu=args.use_cpu)
-    backend = args.ddp_backend or ("nccl" if device.type == "cuda" else "gloo")
-    board = connect(world, launch.host, launch.port, hosted=launch.hosted)
-    join_process_group(board, world, backend, launch.attempt, args.ddp_timeout)
-    atexit.register(_leave_process_group)
-    return Gang(world, board, launch)
-
-
-def _leave_process_group() -> None:
-    """Let gloo's threads finish while the interpreter still lives.
-
-    A worker thread drops the last collective's tensors a moment after it woke the caller, and
-    needs the interpreter for that; when it is gone, the thread aborts the process (torch 2.13;
-    seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    SystemClock().sleep(_SETTLE_SECONDS)
-
-
-def _adopt(launch: Launch) -> Gang:
-    """Take the process group that the script has made, and make a board beside it. Collective."""
-    world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
-    if world.size == 1:
-        return Gang(world, None, launch)
-    host = launch.host or "127.0.0.1"
-    served = _serve(host) if world.is_coordinator else None
-    on_gpu = dist.get_backend() == "nccl"
-    port = torch.tensor([served.port if served else 0], device="cuda" if on_gpu else "cpu")
-    dist.broadcast(port, src=0)
-    return Gang(
-        world,
-        TcpBoard(served) if served else connect(world, host, int(port), hosted=True),
-        launch,
+    return Backend(
+        args.ddp_backend or ("nccl" if device.type == "cuda" else "gloo"), args.ddp_timeout
     )
-
-
-def _serve(host: str) -> Any:
-    return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
-
-
-def say_farewell(gang: Gang, topic: str) -> None:
-    """Wait until no rank needs the board for this training, if this rank may be serving it.
-
-    Bounded: a rank that died does not hold the others back for longer than ten seconds.
-    """
-    if gang.board is None:
-        return
-    keys = [f"farewell/{topic}/{rank}" for rank in range(gang.world.size)]
-    # Everything is durable by now; a board that is gone already is no failure.
-    with suppress(PeerFailed):
-        gang.board.post(keys[gang.world.rank], b"1")
-        if gang.world.is_coordinator:
-            gang.board.wait(keys, _FAREWELL_SECONDS)

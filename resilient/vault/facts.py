@@ -1,4 +1,4 @@
-"""Events of the keeper, of parity and of tiers."""
+"""Events of the keeper, of parity, of tiers and of a resume."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ class MemoryDoubted(Event):
     def line(self) -> str:
         """Say what was read from where."""
         return f"`{self.key}` in memory is not what was saved; read from the store instead"
+
+
+@dataclass(frozen=True, slots=True)
+class PartsStartedFresh(Event):
+    """The checkpoint does not hold these parts."""
+
+    level: ClassVar[Level] = Level.WARNING
+    parts: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the parts."""
+        return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
 
 
 @dataclass(frozen=True, slots=True)

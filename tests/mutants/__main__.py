@@ -17,9 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants import (
+    adapters,
     crash,
     integrity,
     keeper,
+    loop,
     overlap,
     parity,
     refer,
@@ -38,7 +40,8 @@ SECONDS_MAX = 300
 
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
-MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS + tiers.MUTANTS
+MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS
+MUTANTS += loop.MUTANTS + adapters.MUTANTS + tiers.MUTANTS
 
 
 def controls() -> list[Mutant]:

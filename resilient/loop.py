@@ -1,0 +1,333 @@
+"""Checkpoints for a loop of one's own, in three lines.
+
+::
+
+    checkpointer = Checkpointer("runs/mine", model=model, optimizer=optimizer)
+    start = checkpointer.resume() or 0
+    ...
+        checkpointer.save(step)
+
+The spine does the work; this finds the ranks and turns what the user names into parts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from resilient import events
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, ResilientError
+from resilient.opening import open_checkpointer
+from resilient.state.things import Things, gather_things
+from resilient.vault.facts import PartsStartedFresh
+from resilient.vault.link import KeeperAddress
+from resilient.world.gang import join, say_farewell
+from resilient.world.launch import tell_repository
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
+
+    from torch.utils.hooks import RemovableHandle
+
+    from resilient import checkpointer
+    from resilient.format.names import CheckpointId
+    from resilient.world.gang import Gang
+
+_FOUND_HERE = {"url", "world", "board", "scope", "keeper"}
+_OPTIONS = set(inspect.signature(open_checkpointer).parameters) - _FOUND_HERE
+
+
+class Checkpointer:
+    """Saves and resumes what a training loop holds, under any launcher and any parallelism.
+
+    Works under plain ``python``, ``torchrun`` and ``resilient train``; with
+    ``torch.distributed.init_process_group`` called before ``resume``, or not called at all.
+
+    Args:
+        url: where checkpoints live; a path or any fsspec URL. What ``resilient train --repo``
+            names wins.
+        rng: save Python's, NumPy's and torch's random state too.
+        overlap: copy what only the optimizers change beside the next step; they wait for it
+            before their own. Change parameters in no other way between a save and the step
+            after it: a save that catches you at it fails.
+        things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
+            their parameters, anything with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, and plain values; dicts and lists are given back in place,
+            other values by ``checkpointer[name]``. On several ranks a thing is the same on all
+            of them and is written once; what each rank has for itself is a
+            ``Part(thing, "rank")``. The options of
+            :func:`resilient.opening.open_checkpointer` (``keep_last``, ``retention``,
+            ``storage_options``, ...) are taken by their names.
+
+    Attributes:
+        resumed: the checkpoint that ``resume`` loaded.
+
+    Raises:
+        ConfigError: a name is taken.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        rng: bool = True,
+        overlap: bool = False,
+        **things: Any,
+    ) -> None:
+        taken = sorted(_FOUND_HERE & set(things))
+        if taken:
+            raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
+        self._url = os.fspath(url)
+        self._rng = rng
+        self._overlap = overlap
+        self._options = {name: one for name, one in things.items() if name in _OPTIONS}
+        self._given = {name: one for name, one in things.items() if name not in _OPTIONS}
+        self._gang: Gang | None = None
+        self._topic = ""
+        self._things = Things({})
+        self._waiting: list[RemovableHandle] = []
+        self._spine: checkpointer.Checkpointer | None = None
+        self.resumed: CheckpointId | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._let_go()
+        except ResilientError as failed:
+            error.add_note(f"the save in flight failed as well: {failed}")
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what was given under ``name``; of a plain value, what it is now."""
+        value = self._things.values.get(name)
+        return value.value if value is not None else self._given[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Give a plain value another value, to be saved by the next save."""
+        if name not in self._things.values:
+            raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
+        self._things.values[name].value = value
+
+    @property
+    def generation(self) -> int:
+        """This life's number, 0 before ``resume``."""
+        return self._spine.generation if self._spine is not None else 0
+
+    def resume(self, ref: str | None = None) -> int | None:
+        """Load the newest checkpoint that all ranks can prove, and begin this life.
+
+        Starting is resuming: with nothing committed everything stays as it is.
+
+        Collective: every rank, once, before the first save.
+        Crash: the claimed number is used up; nothing else changed in the store.
+
+        Args:
+            ref: ``auto``, ``never`` or a reference to one checkpoint; what the launcher says by
+                default, which is ``auto``.
+
+        Returns:
+            The step that was saved, None for a start from scratch.
+
+        Raises:
+            NoIntactCheckpoint: something was committed and nothing of it can be read whole.
+            IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            ConfigError: something cannot be saved, there is no place to meet, or it is the
+                second call.
+            NotExclusive: the store cannot fence and the user did not promise to be alone.
+            StoreError: the store failed.
+        """
+        if self._spine is not None:
+            raise ConfigError("resume() was called already, and a life begins once")
+        gang = join()
+        self._gang, self._topic = gang, gang.next_topic()
+        self._things = gather_things(self._given, gang.world.size, rng=self._rng)
+        launch, told = gang.launch, self._emitter(gang)
+        self._spine = self._open(gang, told)
+        atexit.register(self._end)
+        # A launcher that starts it again wants it to go on, not to fall back to the same place.
+        is_mine = ref is not None and launch.cause == "start"
+        wanted = ref if is_mine and ref else launch.resume
+        found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
+        if self._overlap:
+            self._let_optimizers_wait(self._spine)
+        if found is None:
+            return None
+        self.resumed = found.checkpoint
+        if found.absent:
+            told(PartsStartedFresh(found.absent))
+        return found.step
+
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        keep: Collection[CheckpointId] = (),
+    ) -> CheckpointId:
+        """Copy the state to host memory and make it durable in the background.
+
+        First waits for the save in flight, so there is at most one. When this returns, training
+        may go on.
+
+        Collective: every rank, same step, after ``resume``.
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
+        not exist and older ones are untouched.
+
+        Args:
+            step: names the checkpoint; ``resume`` returns it.
+            metrics: numbers measured at this step; retention finds the best by them.
+            keep: checkpoints that rotation must not delete.
+
+        Returns:
+            The checkpoint that will exist once it is committed.
+
+        Raises:
+            SaveFailed: the save before this one failed; this one did not begin.
+            ConfigError: this life has saved this step already, or ``resume`` was not called.
+            UnsavableState: a value that only pickle could save.
+            Fenced: a newer life began.
+        """
+        spine, things = self._begun("save()"), self._things
+        things.align()
+        measured = {name: _number(value) for name, value in (metrics or {}).items()}
+        about = About(strategy=things.strategy, metrics=measured)
+        return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
+
+    def load(self, checkpoint: CheckpointId, name: str) -> None:
+        """Load one thing from a committed checkpoint, for example the best model.
+
+        Collective: every rank, same checkpoint and name.
+        Crash: only this process's memory changed.
+
+        Raises:
+            KeyNotFound: the checkpoint was rotated away.
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: it holds no such thing, or another shape.
+            SaveFailed: the save in flight failed; nothing was loaded.
+        """
+        self._begun("load()").load_part(checkpoint, name, self._things.parts[name])
+
+    def wait(self) -> None:
+        """Wait until the save in flight is durable.
+
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: it could not be made durable; older ones are intact.
+            Fenced: a newer life began, so nothing was committed.
+        """
+        self._begun("wait()").wait()
+
+    def close(self) -> None:
+        """Wait for the save in flight and let go of the repository. Collective.
+
+        Leaving the ``with`` block does the same, and so does the end of the process, but that
+        can only print what went wrong.
+
+        Crash: as in ``save``.
+
+        Raises:
+            SaveFailed: the save in flight failed.
+        """
+        if self._spine is None:
+            return
+        self._let_go()
+        if self._gang is not None:
+            say_farewell(self._gang, self._topic)
+
+    def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
+        """Have optimizers wait before each step for what the last save is still copying."""
+        from torch.optim import Optimizer
+
+        for thing in self._given.values():
+            if isinstance(thing, Optimizer):
+                self._waiting.append(thing.register_step_pre_hook(lambda *_: spine.before_update()))
+
+    def _begun(self, what: str) -> checkpointer.Checkpointer:
+        if self._spine is None:
+            raise ConfigError(
+                f"resume() comes before {what}",
+                hint="it starts from scratch where nothing was saved, and never overwrites",
+            )
+        return self._spine
+
+    def _let_go(self) -> None:
+        spine, self._spine = self._spine, None
+        while self._waiting:
+            self._waiting.pop().remove()
+        atexit.unregister(self._end)
+        if spine is not None:
+            spine.close()
+
+    def _end(self) -> None:
+        """Close at the end of the process; a rank that died of an error says no farewell."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
+        else:
+            self._let_go()
+
+    def _open(self, gang: Gang, told: events.Emitter) -> checkpointer.Checkpointer:
+        launch, options = gang.launch, dict(self._options)
+        url = launch.repo or self._url
+        tell_repository(launch, url)
+        # Whoever launches names the place, and so knows better how to get there.
+        reach = {**(options.pop("storage_options", None) or {}), **launch.storage_options}
+        alone = options.pop("single_writer", False) or launch.single_writer
+        signed = options.pop("require_signature", False) or launch.require_signature
+        return open_checkpointer(
+            url,
+            gang.world,
+            gang.board,
+            scope=self._topic,
+            keeper=_keeper(gang),
+            storage_options=reach,
+            single_writer=alone,
+            require_signature=signed,
+            **{"emit": told, **options},
+        )
+
+    def _emitter(self, gang: Gang) -> events.Emitter:
+        """Return where events go: ranks above zero show only what needs attention."""
+        given: events.Emitter | None = self._options.get("emit")
+        if given is not None:
+            return given
+        shown = events.Level.INFO if gang.world.is_coordinator else events.Level.WARNING
+        sinks = [events.console(shown)]
+        file = _events_file(gang)
+        if file:
+            sinks.append(events.json_lines(file))
+        return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
+
+
+def _events_file(gang: Gang) -> Path | None:
+    """Return where this rank's events go, if the launcher says so."""
+    folder = gang.launch.events
+    return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
+
+
+def _keeper(gang: Gang) -> KeeperAddress | None:
+    """Return where this host's keeper is, if the launcher has started one."""
+    launch = gang.launch
+    if not launch.keeper:
+        return None
+    return KeeperAddress(launch.keeper, launch.host, events=str(_events_file(gang) or ""))
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if hasattr(value, "detach") else value)

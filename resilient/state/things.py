@@ -1,0 +1,262 @@
+"""What a user names becomes parts: modules, optimizers, whatever has state, plain values.
+
+Wrappers are looked through, so what DDP or ``torch.compile`` wrapped is saved under the names
+that the model itself has, and optimizer state under the names of its parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from resilient.errors import ConfigError
+from resilient.state.capture import Part
+from resilient.state.optimizer import NamedOptimizer
+from resilient.state.rng import RandomState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+RNG = "rng_state"
+
+
+@dataclass(slots=True)
+class Value:
+    """A plain value as a Stateful; dicts and lists are given back in place.
+
+    Attributes:
+        value: what :func:`resilient.state.tree.flatten` takes.
+    """
+
+    value: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the value, so that whoever holds the dict or list sees it.
+
+        Raises:
+            ValueError: it was of another kind.
+        """
+        saved, value = state_dict["value"], self.value
+        if isinstance(value, dict | list) and type(saved) is not type(value):
+            raise ValueError(f"it was a {type(saved).__name__}, and is a {type(value).__name__}")
+        if isinstance(value, dict):
+            value.clear()
+            value.update(saved)
+        elif isinstance(value, list):
+            value[:] = saved
+        else:
+            self.value = saved
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """A ``torch.Generator`` as a Stateful."""
+
+    generator: torch.Generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Put it back to the very state."""
+        self.generator.set_state(state_dict["state"])
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBuffers:
+    """The buffers of a replica that nothing keeps equal to those of the other ranks."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return persistent buffers by name."""
+        return dict(_buffers(self.model))
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Take back those that the model still has."""
+        for name, buffer in _buffers(self.model):
+            if name in state_dict:
+                buffer.copy_(state_dict[name])
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        fleeting = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in fleeting and type(buffer) in (torch.Tensor, nn.Buffer):
+                yield f"{prefix}.{name}".removeprefix("."), buffer
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the user's module inside DDP, DataParallel and ``torch.compile``."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # noqa: SLF001 - asking dynamo would load it
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+@dataclass(frozen=True, slots=True)
+class Things:
+    """Everything that one loop saves, as parts.
+
+    Attributes:
+        parts: by name, in the order in which they are loaded.
+        values: the plain ones among them.
+        strategy: how the models are parallel, in the words of a manifest.
+        replicas: DDP models, whose buffers are those of their rank 0.
+    """
+
+    parts: dict[str, Part]
+    values: dict[str, Value] = field(default_factory=dict)
+    strategy: str = "single"
+    replicas: tuple[DistributedDataParallel, ...] = ()
+
+    def align(self) -> None:
+        """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
+
+        Running statistics differ between replicas after a step; without this a checkpoint could
+        hold one of another rank.
+        """
+        for replica in self.replicas:
+            group = replica.process_group
+            for buffer in replica.module.buffers():
+                dist.broadcast(buffer, group=group, group_src=0)
+
+
+def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things:
+    """Return parts for everything that a user named.
+
+    Args:
+        things: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``,
+            ``torch.Generator``, plain values, or parts.
+        ranks: how many train together.
+        rng: whether the global random state is a part, too.
+
+    Raises:
+        ConfigError: a thing has no state that we know of, an optimizer's model is missing, or a
+            name is taken.
+    """
+    models = {name: one for name, one in things.items() if isinstance(one, nn.Module)}
+    parts: dict[str, Part] = {}
+    for name, thing in things.items():
+        parts[name] = _part(name, thing, models)
+        if ranks > 1 and isinstance(thing, nn.Module) and _replica(thing) is None:
+            own = OwnBuffers(bare(thing))
+            if own.state_dict():
+                parts[f"{name}_buffers"] = Part(own, "rank", optional=True)
+    if rng:
+        if RNG in parts:
+            raise ConfigError(f"`{RNG}` is the name of the random state: choose another name")
+        # Last, so that nothing that is loaded can draw from the restored streams.
+        parts[RNG] = Part(RandomState(), "rank")
+    values = {n: one.stateful for n, one in parts.items() if isinstance(one.stateful, Value)}
+    replicas = tuple(one for one in map(_replica, models.values()) if one and ranks > 1)
+    return Things(parts, values, _strategy(models, ranks), replicas)
+
+
+def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
+    if isinstance(thing, Part):
+        return thing
+    if isinstance(thing, nn.Module):
+        return _model(name, thing)
+    if isinstance(thing, Optimizer):
+        return _optimizer(name, thing, models)
+    if isinstance(thing, torch.Generator):
+        return Part(Generator(thing), "rank")
+    return _stateful(name, thing)
+
+
+def _stateful(name: str, thing: Any) -> Part:
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return Part(thing)
+    if thing is None or isinstance(thing, bool | int | float | str | list | dict):
+        return Part(Value(thing))
+    raise ConfigError(
+        f"`{name}` is a {type(thing).__module__}.{type(thing).__qualname__}, which has no state "
+        "that could be saved",
+        hint="give it the methods state_dict() and load_state_dict(state_dict)",
+    )
+
+
+def _model(name: str, model: nn.Module) -> Part:
+    # A ZeRO-3 parameter is a placeholder while it is not gathered.
+    if any(hasattr(one, "ds_id") for one in model.parameters()) or _is_a(model, "DeepSpeedEngine"):
+        raise ConfigError(
+            f"`{name}` is DeepSpeed's, which keeps partitions where this cannot take them",
+            hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
+        )
+    if _is_flat(model):
+        # Only FSDP1 pays for loading torch's part about it.
+        from resilient.state.fsdp1 import Fsdp1Model
+
+        return Part(Fsdp1Model(model))
+    return Part(bare(model))
+
+
+def _optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Part:
+    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
+        raise ConfigError(
+            f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
+            hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
+        )
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    owners = {n: m for n, m in models.items() if held & {id(one) for one in m.parameters()}}
+    if not owners:
+        raise ConfigError(
+            f"`{name}` trains none of the modules given",
+            hint="give its model as well: its state is kept by the names of parameters",
+        )
+    whole = [m for m in owners.values() if held <= {id(one) for one in m.parameters()}]
+    if not whole:
+        owner: nn.Module = nn.ModuleDict({n: bare(m) for n, m in owners.items()})
+        return Part(NamedOptimizer(owner, optimizer))
+    if _is_flat(whole[0]):
+        from resilient.state.fsdp1 import Fsdp1Optimizer
+
+        return Part(Fsdp1Optimizer(whole[0], optimizer))
+    return Part(NamedOptimizer(bare(whole[0]), optimizer))
+
+
+def _is_a(thing: object, name: str) -> bool:
+    """Say whether a thing is of a class that is not to be loaded for the question."""
+    return name in {one.__name__ for one in type(thing).__mro__}
+
+
+def _is_flat(model: nn.Module) -> bool:
+    """Say whether FSDP1 holds parameters of the model."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
+
+
+def _replica(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP around a model, if it keeps buffers equal."""
+    inner: Any = model._modules.get("_orig_mod", model)  # noqa: SLF001 - asking dynamo would load it
+    is_kept = isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers
+    return inner if is_kept else None
+
+
+def _strategy(models: Mapping[str, nn.Module], ranks: int) -> str:
+    if ranks == 1:
+        return "single"
+    for model in models.values():
+        spread = any(type(one) not in (torch.Tensor, nn.Parameter) for one in model.parameters())
+        if spread or _is_flat(model):
+            return "fsdp"
+    return "ddp"

@@ -1,0 +1,170 @@
+"""The ranks that this process belongs to, and the board where they meet.
+
+A process joins once, whoever asks first: the trainer, or a checkpointer in a loop of one's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from resilient.clock import SystemClock
+from resilient.errors import ConfigError, PeerFailed
+from resilient.world.launch import read_launch
+from resilient.world.tcp import TcpBoard, connect, join_process_group
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from resilient.world.launch import Launch
+
+_FAREWELL_SECONDS = 10.0
+_SETTLE_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Gang:
+    """The ranks this process belongs to; a process joins once and stays until it ends.
+
+    Attributes:
+        outputs: the output folder of the training at each repository.
+    """
+
+    world: World
+    board: TcpBoard | None
+    launch: Launch
+    trainings: Iterator[int] = field(default_factory=count)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def next_topic(self) -> str:
+        """Return a name for one user of the board, new on it and the same on all ranks."""
+        return f"{self.launch.attempt}/{next(self.trainings)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How the ranks compute together, where it is for us to start the process group.
+
+    Attributes:
+        name: ``gloo``, ``nccl``, ...
+        timeout_seconds: of a collective.
+    """
+
+    name: str
+    timeout_seconds: float
+
+
+# A process has one default process group, so it has one gang; torch keeps the former the same way.
+_joined: list[Gang] = []
+
+
+def join(backend: Callable[[World], Backend] | None = None) -> Gang:
+    """Join the other ranks, unless this process already has. Collective.
+
+    Args:
+        backend: starts the default process group too, if the script has not; None leaves that
+            to the script.
+
+    Raises:
+        ConfigError: the launcher's variables make no sense, there is no place to meet, or the
+            process group was made later than asked for.
+        PeerFailed: the rendezvous store cannot be reached.
+    """
+    if not _joined:
+        _joined.append(_join(read_launch(os.environ), may_serve=backend is not None))
+    gang = _joined[0]
+    if dist.is_initialized():
+        _require_same_size(gang.world.size)
+    elif backend is not None and gang.board is not None:
+        _compute_together(gang, gang.board, backend(gang.world))
+    return gang
+
+
+def _join(launch: Launch, *, may_serve: bool) -> Gang:
+    if dist.is_initialized():
+        return _adopt(launch)
+    world = launch.world
+    if world.size == 1:
+        return Gang(world, None, launch)
+    if not launch.host or not launch.port:
+        raise ConfigError(f"WORLD_SIZE={world.size} needs MASTER_ADDR and MASTER_PORT")
+    if not may_serve and not launch.hosted:
+        # To serve a store at that port would take it from the script's process group.
+        raise ConfigError(
+            f"{world.size} ranks have no place to meet yet",
+            hint="call torch.distributed.init_process_group() first, or start with torchrun",
+        )
+    return Gang(world, connect(world, launch.host, launch.port, hosted=launch.hosted), launch)
+
+
+def _require_same_size(size: int) -> None:
+    """Raise if the script made its process group after this process had joined as another one."""
+    if dist.get_world_size() != size:
+        raise ConfigError(
+            f"this process is one of {dist.get_world_size()} ranks, and was one of {size} when a "
+            "checkpointer was first opened",
+            hint="call torch.distributed.init_process_group() before that",
+        )
+
+
+def _compute_together(gang: Gang, board: TcpBoard, backend: Backend) -> None:
+    """Start the default process group on the gang's board. Collective."""
+    attempt = gang.launch.attempt
+    join_process_group(board, gang.world, backend.name, attempt, backend.timeout_seconds)
+    atexit.register(_leave_process_group)
+
+
+def _leave_process_group() -> None:
+    """Let gloo's threads finish while the interpreter still lives.
+
+    A worker thread drops the last collective's tensors a moment after it woke the caller, and
+    needs the interpreter for that; when it is gone, the thread aborts the process (torch 2.13;
+    seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    SystemClock().sleep(_SETTLE_SECONDS)
+
+
+def _adopt(launch: Launch) -> Gang:
+    """Take the process group that the script has made, and make a board beside it. Collective."""
+    world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
+    if world.size == 1:
+        return Gang(world, None, launch)
+    host = launch.host or "127.0.0.1"
+    served = _serve(host) if world.is_coordinator else None
+    on_gpu = dist.get_backend() == "nccl"
+    port = torch.tensor([served.port if served else 0], device="cuda" if on_gpu else "cpu")
+    dist.broadcast(port, src=0)
+    return Gang(
+        world,
+        TcpBoard(served) if served else connect(world, host, int(port), hosted=True),
+        launch,
+    )
+
+
+def _serve(host: str) -> Any:
+    return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
+
+
+def say_farewell(gang: Gang, topic: str) -> None:
+    """Wait until no rank needs the board for this topic, if this rank may be serving it.
+
+    Bounded: a rank that died does not hold the others back for longer than ten seconds.
+    """
+    if gang.board is None:
+        return
+    keys = [f"farewell/{topic}/{rank}" for rank in range(gang.world.size)]
+    # Everything is durable by now; a board that is gone already is no failure.
+    with suppress(PeerFailed):
+        gang.board.post(keys[gang.world.rank], b"1")
+        if gang.world.is_coordinator:
+            gang.board.wait(keys, _FAREWELL_SECONDS)

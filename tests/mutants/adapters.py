@@ -1,0 +1,52 @@
+"""Defects of the adapters to other trainers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+POINTS = "tests/process/test_adapters.py -k every_checkpoint"
+
+MUTANTS = [
+    Mutant(
+        "Transformers goes on with random state from before it skipped batches",
+        "resilient/adapters/transformers.py",
+        "        self._rng.restore()\n",
+        "",
+        POINTS,
+    ),
+    Mutant(
+        "Transformers' best model is not known to who goes on from it",
+        "resilient/adapters/transformers.py",
+        'lambda: {"checkpoint": str(self._best or "")}',
+        'lambda: {"checkpoint": ""}',
+        POINTS,
+    ),
+    Mutant(
+        "Transformers forgets what it had accumulated for its log",
+        "resilient/adapters/transformers.py",
+        "        self._gathered = state\n",
+        "        self._gathered = None\n",
+        POINTS,
+    ),
+    Mutant(
+        "accelerate's epoch is drawn from random state of now",
+        "resilient/adapters/accelerate.py",
+        "            RandomState().load_state_dict(self._streams)\n",
+        "",
+        POINTS,
+    ),
+    Mutant(
+        "Lightning trains again on what it has trained on",
+        "resilient/adapters/lightning.py",
+        "            next(fetcher)\n",
+        "            pass\n",
+        POINTS,
+    ),
+    Mutant(
+        "Lightning saves an epoch's last batch before its validation",
+        "resilient/adapters/lightning.py",
+        "if self._every and not is_last and ",
+        "if self._every and ",
+        POINTS,
+    ),
+]

@@ -1,0 +1,53 @@
+"""Defects of the checkpointer of a loop of one's own."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+LOOP = "tests/unit/test_loop.py"
+LAYOUTS = "tests/process/test_loop_killed.py -k layout"
+
+MUTANTS = [
+    Mutant(
+        "random state is not a part",
+        "resilient/loop.py",
+        "self._given, gang.world.size, rng=self._rng)",
+        "self._given, gang.world.size, rng=False)",
+        LOOP,
+    ),
+    Mutant(
+        "a value that came back is not the one that the loop holds",
+        "resilient/state/things.py",
+        "            value.clear()\n            value.update(saved)\n",
+        "            self.value = saved\n",
+        LOOP,
+    ),
+    Mutant(
+        "a wrapped model is saved under wrapped names",
+        "resilient/state/things.py",
+        "    return Part(bare(model))\n",
+        "    return Part(model)\n",
+        LOOP,
+    ),
+    Mutant(
+        "replicas are saved with the buffers that each happens to have",
+        "resilient/loop.py",
+        "        things.align()\n",
+        "",
+        LAYOUTS,
+    ),
+    Mutant(
+        "replicas that nothing aligns get the buffers of another",
+        "resilient/state/things.py",
+        'parts[f"{name}_buffers"] = Part(own, "rank", optional=True)',
+        "pass",
+        LAYOUTS,
+    ),
+    Mutant(
+        "what ended the loop is covered up by a failed save",
+        "resilient/loop.py",
+        '            error.add_note(f"the save in flight failed as well: {failed}")\n',
+        "            raise failed from error\n",
+        LOOP,
+    ),
+]
