@@ -37,8 +37,8 @@ class OnDisk(MemoryRepository):
 
 
 class DiskCheckpointer(MemoryCheckpointer):
-    def save(self, step, parts, about, *, keep=()):
-        saved = super().save(step, parts, about, keep=keep)
+    def save(self, step, parts, about, *, keep=(), overlap=False):
+        saved = super().save(step, parts, about, keep=keep, overlap=overlap)
         held = self.repository
         torch.save((held.checkpoints, held.abouts, held.lives), held.path)
         return saved
