@@ -258,8 +258,8 @@ class Checkpointer:
         with self._stall.running():
             self._overlap.wait()
 
-    def wait(self) -> None:
-        """Wait until the save in flight is durable.
+    def wait(self, *, in_every_tier: bool = False) -> None:
+        """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
 
         Crash: as in ``save``.
 
@@ -281,6 +281,8 @@ class Checkpointer:
             # What was in doubt may be what the new one refers to: it is not written over.
             self._saved |= {pending, *(one.checkpoint for one in self._bases)}
             self._bases = (Base(pending),)
+        if in_every_tier:
+            self._desk.finish()
 
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example the best model.
@@ -332,16 +334,17 @@ class Checkpointer:
         return catalog.committed(self._desk.store)
 
     def close(self) -> None:
-        """Wait for the save in flight and let go of whoever persisted.
+        """Wait for the save in flight, and until the last is durable; let go of who persisted.
 
         Crash: as in ``save``.
 
         Raises:
-            SaveFailed: the save in flight failed.
+            SaveFailed: the save in flight failed, or the near tier alone has the last.
         """
         try:
-            self.wait()
+            self.wait(in_every_tier=True)
         finally:
             self._overlap.close()
             self._persister.close()
+            self._desk.close()
             self._arena.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -11,9 +12,12 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
+from resilient.vault import facts
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.link import persister_for
+from resilient.vault.promoter import Promoter, Tiering
 from resilient.vault.retention import Retention
+from resilient.vault.tiers import TieredStore
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
@@ -22,6 +26,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resilient.storage.store import Store
     from resilient.vault.link import KeeperAddress
     from resilient.world.board import Board
 
@@ -41,6 +46,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     repair_on_restore: bool = True,
     save_unchanged: str = "refer",
     keeper: KeeperAddress | None = None,
+    near_url: str = "",
+    tiering: Tiering | None = None,
     storage_options: Mapping[str, Any] | None = None,
     require_signature: bool = False,
 ) -> Checkpointer:
@@ -67,6 +74,11 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
             are not written again; ``write``: every checkpoint stands for itself.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
+        near_url: a second repository that takes every save and is read first, mostly a folder on
+            a local disk; ``url`` then gets only some of them and decides who may write. All ranks
+            must see the same one.
+        tiering: which saves go on from there to ``url``, and what stays near; by default all go
+            on and two stay.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
@@ -75,7 +87,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
 
     Raises:
         ConfigError: the URL names no kind of storage that is installed, several ranks have no
-            board, a value is not accepted, or a signature is required and there is no key.
+            board, a value is not accepted, a signature is required and there is no key, or there
+            are both a keeper and a near tier.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -95,5 +108,37 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options
     signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
-    desk = Desk(open_store(url, storage_options=options), comms, limits, clock, told, signing)
-    return Checkpointer(desk, persister_for(keeper, url, options))
+    store = open_store(url, storage_options=options)
+    desk = Desk(store, comms, limits, clock, told, signing)
+    if not near_url:
+        return Checkpointer(desk, persister_for(keeper, url, options))
+    if keeper is not None:
+        raise ConfigError(
+            f"the keeper cannot save to the near tier `{near_url}`",
+            hint="leave out --host-bytes-max or `near_repo`",
+        )
+    return Checkpointer(with_near_tier(desk, open_store(near_url), tiering or Tiering()))
+
+
+def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:
+    """Return a desk that saves to ``near`` and promotes to the store of ``desk``.
+
+    Crash: nothing was stored.
+
+    Args:
+        desk: at the durable repository.
+        near: takes every save.
+        tiering: which of them go on, and what stays near.
+
+    Raises:
+        ConfigError: both are one.
+    """
+    if near.url == desk.store.url:
+        raise ConfigError(f"the near tier is the repository itself: {near.url}")
+    durable = desk.store
+
+    def told(key: str) -> None:
+        desk.emit(facts.NearCopyDoubted(key, near.url, durable.url))
+
+    tiers = TieredStore(near, durable, told)
+    return replace(desk, store=tiers, promoter=Promoter(tiers, tiering))

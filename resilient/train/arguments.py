@@ -42,6 +42,8 @@ _AT_LEAST_ONE = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "gradient_accumulation_steps",
+    "durable_every",
+    "near_total_limit",
 )
 _NOT_NEGATIVE = (
     "learning_rate",
@@ -163,6 +165,9 @@ class TrainingArguments(metaclass=_Named):
     ddp_bucket_cap_mb: float | None = _option(None, "size of DDP's buckets in MB; None: torch's")
 
     repo: str = _option("", "URL of the checkpoint repository; empty: output_dir")
+    near_repo: str = _option("", "URL of a near repository that takes every save; empty: none")
+    durable_every: int = _option(1, "with near_repo: every n-th save goes on to repo")
+    near_total_limit: int = _option(2, "with near_repo: checkpoints that stay there")
     storage_options: dict[str, Any] | None = field(
         default=None,
         repr=False,
@@ -181,6 +186,7 @@ class TrainingArguments(metaclass=_Named):
 
     def __post_init__(self) -> None:
         self.output_dir, self.repo = os.fspath(self.output_dir), os.fspath(self.repo)
+        self.near_repo = os.fspath(self.near_repo)
         _check_types(self)
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"

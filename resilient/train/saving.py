@@ -129,12 +129,12 @@ class Saver:
             self._name_best(self._saved)
 
     def wait(self) -> None:
-        """Wait until everything saved is durable.
+        """Wait until everything saved is durable, and with tiers the last in each of them.
 
         Raises:
             SaveFailed: it could not be made so.
         """
-        self._checkpointer.wait()
+        self._checkpointer.wait(in_every_tier=True)
 
     def load_best(self, model: Part) -> None:
         """Load the weights of the best model that a checkpoint holds, or keep the last. Collective.

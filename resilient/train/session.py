@@ -22,6 +22,7 @@ from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
 from resilient.vault.link import KeeperAddress
+from resilient.vault.promoter import Tiering
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
 
@@ -103,6 +104,8 @@ class Session:
             emit=emit,
             scope=topic,
             keeper=self._keeper(),
+            near_url=args.near_repo,
+            tiering=Tiering(args.durable_every, args.near_total_limit),
             require_signature=launch.require_signature,
         )
 

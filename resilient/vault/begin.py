@@ -13,7 +13,13 @@ from resilient.storage.temporaries import TEMPORARY
 from resilient.vault.abilities import check_abilities
 from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim
-from resilient.world.agreement import agree
+from resilient.vault.tiers import (
+    TieredStore,
+    require_same_run,
+    require_shared_near,
+    share_record,
+)
+from resilient.world.agreement import agree, attempt
 
 if TYPE_CHECKING:
     from resilient.vault.choose import Choice
@@ -37,6 +43,8 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
     """
 
     def work(_shown: list[Any]) -> dict[str, Any]:
+        if isinstance(desk.store, TieredStore):
+            require_same_run(desk.store)
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
         settle(desk.store)
         above = max((one.generation for one in folders_of(desk.store)), default=0)
@@ -51,6 +59,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
 
     ruling = agree(desk.comms, "resume/claim", None, work, desk.limits.within_seconds)
     life = Generation.from_json(ruling)
+    _share_near_tier(desk, life)
     told = desk.within(life)
     for one in choice.skipped:
         told.tell(events.CheckpointSkipped(one.name, one.reason))
@@ -61,6 +70,23 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
     if desk.world.is_coordinator:
         sweep_uploads(told, life.number)
     return life
+
+
+def _share_near_tier(desk: Desk, life: Generation) -> None:
+    """See to it that what this life saves near counts as its own, for every rank. Collective."""
+    tiers = desk.store
+    if not isinstance(tiers, TieredStore):
+        return
+    if desk.promoter:
+        desk.promoter.begin(life.number, life.parent)
+    within_seconds = desk.limits.within_seconds
+
+    def share(_shown: list[Any]) -> None:
+        share_record(tiers, life.number)
+
+    agree(desk.comms, "resume/near", None, share, within_seconds)
+    seen = attempt(lambda: require_shared_near(tiers, life.number, desk.world.rank))
+    agree(desk.comms, "resume/near/seen", seen, lambda _: None, within_seconds)
 
 
 def _tell_what_is_left(desk: Desk) -> None:

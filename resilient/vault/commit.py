@@ -66,14 +66,26 @@ def commit(store: Store, manifest: Manifest, signature: Signature | None = None)
     root = decode(data, checkpoint.manifest_key).root
     if signature is not None:
         put_signature(store, checkpoint, root, signature)
+    put_manifest(store, checkpoint.manifest_key, data)
+
+
+def put_manifest(store: Store, key: str, data: bytes) -> None:
+    """Put a manifest's bytes if there are none, as exclusively as the store can.
+
+    Crash: as in ``commit``.
+
+    Raises:
+        KeyExists: another manifest is there.
+        StoreError: the store failed; the manifest may be there, and if so it is whole.
+    """
     try:
         if store.exclusive:
-            store.put_new(checkpoint.manifest_key, data)
+            store.put_new(key, data)
         else:
-            _put_if_absent(store, checkpoint.manifest_key, data)
+            _put_if_absent(store, key, data)
     except StoreUnavailable:
         # The answer may have been lost after the effect: only the store knows.
-        if not _is_there(store, checkpoint.manifest_key, data):
+        if not _is_there(store, key, data):
             raise
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from resilient.events import Emitter, Event
     from resilient.storage.store import Store
     from resilient.vault.generations import Generation
+    from resilient.vault.promoter import Promoter
     from resilient.world.comms import Comms
     from resilient.world.world import World
 
@@ -78,6 +79,7 @@ class Desk:
         clock: time.
         emit: where events go.
         signing: whether what is committed is signed, and what is read must be.
+        promoter: brings what the store's near tier took to the durable one; None without tiers.
     """
 
     store: Store
@@ -86,6 +88,7 @@ class Desk:
     clock: Clock
     emit: Emitter
     signing: Signing = field(default_factory=Signing)
+    promoter: Promoter | None = None
 
     @property
     def world(self) -> World:
@@ -100,3 +103,23 @@ class Desk:
     def within(self, life: Generation) -> Desk:
         """Return a desk whose events name the run and its life."""
         return replace(self, emit=self.emit.bind(run=life.run_id, generation=life.number))
+
+    def finish(self) -> None:
+        """Return when what was saved last is in the durable tier, if there are tiers.
+
+        Crash: the near tier has it.
+
+        Raises:
+            SaveFailed: the near tier alone has it.
+            Fenced: a newer life began.
+        """
+        if self.promoter and self.world.is_coordinator:
+            self.promoter.finish(self)
+
+    def close(self) -> None:
+        """Let go of threads.
+
+        Crash: nothing changes.
+        """
+        if self.promoter:
+            self.promoter.close()

@@ -1,4 +1,4 @@
-"""Events of the keeper, of parity and of a resume."""
+"""Events of the keeper, of parity, of tiers and of a resume."""
 
 from __future__ import annotations
 
@@ -80,4 +80,54 @@ class CheckpointMended(Event):
         return (
             f"computed back from parity and proved: {', '.join(self.files)}; the store still "
             f"holds the damage: resilient ckpt repair {self.checkpoint}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPromoted(Event):
+    """A checkpoint of the near tier is in the durable one as well."""
+
+    checkpoint: str
+    put_bytes: int
+    took_seconds: float
+
+    def line(self) -> str:
+        """Say what it cost."""
+        return (
+            f"{self.checkpoint} is in the durable tier too, {self.put_bytes / 2**20:.1f} MiB in "
+            f"{self.took_seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionFailed(Event):
+    """A checkpoint did not get to the durable tier; the near one has it, the next save retries."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say where it is."""
+        return (
+            f"{self.checkpoint} is in the near tier alone: {self.reason}; "
+            "the next save is promoted in its place"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NearCopyDoubted(Event):
+    """An object of the near tier is not what was stored; it was read from the durable tier."""
+
+    level: ClassVar[Level] = Level.WARNING
+    key: str
+    near: str
+    durable: str
+
+    def line(self) -> str:
+        """Say what was read from where, and what mends it."""
+        checkpoint = self.key.partition("/")[0]
+        return (
+            f"`{self.key}` in the near tier is damaged; read from the durable one instead: "
+            f"resilient ckpt repair {checkpoint} --repo {self.near} --from {self.durable}"
         )

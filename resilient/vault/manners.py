@@ -1,8 +1,7 @@
 """Persisting lets training go first: it may take the cores that training leaves.
 
-Only a process can step back. A thread of the trainer that the kernel keeps waiting may hold the
-interpreter's lock, and then training waits with it (measured on a busy machine: training at a
-sixth of its speed).
+Only a process steps back. A thread of the trainer that the kernel keeps waiting may hold the
+interpreter's lock, and then training waits with it.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ from resilient.errors import (
 from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault import facts
 from resilient.vault.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.generations import mark_committed
 from resilient.vault.refer import Division, divide
-from resilient.vault.rotate import discard, rotate
+from resilient.vault.rotate import discard
 from resilient.vault.signing import Signature, digests_of
 from resilient.vault.space import require_space
+from resilient.vault.tidy import tidy
+from resilient.vault.tiers import nearest
 from resilient.vault.write import write
 from resilient.world.agreement import Failure, agree, attempt
 
@@ -117,7 +118,7 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     )
     if desk.world.is_coordinator:
         _copy(desk, checkpoint)
-        _tidy(desk, job)
+        _settle(desk, job)
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
@@ -125,8 +126,9 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
 def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
     # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
     bases = () if desk.signing.key else job.bases
+    # A near tier refers to nothing but itself: the durable one rotates without asking it.
     return divide(
-        desk.store,
+        nearest(desk.store),
         job.about.checkpoint,
         job.files,
         job.parts,
@@ -169,33 +171,20 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
     return manifest.size_bytes, manifest.own_bytes
 
 
-def _tidy(desk: Desk, job: Job) -> None:
-    """Mark the life's first commit and let old checkpoints go; a failure here is only an event."""
+def _settle(desk: Desk, job: Job) -> None:
+    """Let the checkpoint go on to the durable tier, and old ones go; nothing here may fail it."""
     checkpoint = job.about.checkpoint
-    try:
-        if job.is_first:
-            mark_committed(desk.store, checkpoint.generation)
-        plan = rotate(
-            desk.store,
-            desk.limits.retention,
-            checkpoint.generation,
-            job.keep,
-            written=checkpoint,
-        )
-    except ResilientError as error:
-        desk.tell(events.RotationFailed(checkpoint.folder, error.message))
+    if desk.promoter:
+        desk.promoter.committed(desk, checkpoint, job.keep)
         return
-    if plan.kept:
-        kept = {one.folder: list(reasons) for one, reasons in plan.kept.items()}
-        desk.tell(events.RotationPlanned(checkpoint.folder, kept))
-    for one, reason in plan.damaged.items():
-        desk.tell(events.BestDamaged(one.folder, reason))
-    if plan.held:
-        desk.tell(events.RotationHeld(checkpoint.folder, plan.held))
-    if plan.unsure:
-        desk.tell(events.RotationHeld(checkpoint.folder, plan.unsure))
-    for one in plan.doomed:
-        desk.tell(events.CheckpointRotated(one.folder))
+    tidy(
+        desk,
+        desk.store,
+        desk.limits.retention,
+        checkpoint,
+        job.keep,
+        is_first=job.is_first,
+    )
 
 
 def _copy(desk: Desk, checkpoint: CheckpointId) -> None:

@@ -17,6 +17,7 @@ from resilient.vault.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.fetch import fetch
 from resilient.vault.mend import mend
 from resilient.vault.signing import check_contents, check_signature
+from resilient.vault.tiers import doubt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -67,7 +68,7 @@ def read(
         store: the repository.
         checkpoint: which one.
         parts: names of the parts wanted; None for all.
-        boxes: says which tensors are wanted only in part; called once, with the manifest.
+        boxes: says which tensors are wanted only in part; called with the manifest.
         signing: whether only what is signed may be read, and by which key; files are then read
             whole.
         mends: compute what is damaged back from parity, in memory, where that is possible.
@@ -80,6 +81,24 @@ def read(
         IncompatibleCheckpoint: a newer format.
         StoreError: the store failed, which says nothing about the checkpoint.
     """
+    while True:
+        try:
+            return _read(store, checkpoint, parts, boxes, signing, mends=mends)
+        except IntegrityError as error:
+            # A damaged near copy is no damage of the checkpoint, as long as there is another.
+            if not doubt(store, error.key):
+                raise
+
+
+def _read(
+    store: Store,
+    checkpoint: CheckpointId,
+    parts: Collection[str] | None,
+    boxes: Callable[[Manifest], Boxes] | None,
+    signing: Signing,
+    *,
+    mends: bool,
+) -> Proved:
     manifest, mended = _read_manifest(store, checkpoint, mends=mends)
     signed = check_signature(store, manifest, signing)
     # What was signed of a file can only be held against all of it.

@@ -25,6 +25,7 @@ from resilient.vault.catalog import read_manifest
 from resilient.vault.cover import groups_of_origin, is_there, is_worth
 from resilient.vault.glimpse import Glimpses, digested
 from resilient.vault.recall import RecallingStore
+from resilient.vault.tiers import TieredStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,8 +90,8 @@ class Base:
 def base_of(proved: Proved, store: Store) -> Base:
     """Return the checkpoint that was resumed from, as far as this rank has proved what is stored.
 
-    What came from the keeper's memory says nothing about the store's copy of it, and what was
-    computed back from parity is damaged there.
+    What came from the keeper's memory says nothing about the store's copy of it, what came from
+    the durable tier nothing about a near one, and what was computed back from parity is damaged.
 
     Crash: reads nothing.
 
@@ -98,7 +99,7 @@ def base_of(proved: Proved, store: Store) -> Base:
         proved: what was read.
         store: what it was read from.
     """
-    recalled = store.recalled if isinstance(store, RecallingStore) else set[str]()
+    recalled = store.recalled if isinstance(store, RecallingStore | TieredStore) else set[str]()
     ranges: list[tuple[str, int, int]] = []
     for name, content in proved.files.items():
         if proved.manifest.key(name) not in recalled and name not in proved.mended:

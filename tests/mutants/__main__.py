@@ -31,6 +31,7 @@ from tests.mutants import (
     speed,
     spine,
     storage,
+    tiers,
 )
 from tests.mutants.mutant import Mutant
 
@@ -40,7 +41,7 @@ SECONDS_MAX = 300
 MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
 MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
 MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS
-MUTANTS += loop.MUTANTS + adapters.MUTANTS
+MUTANTS += loop.MUTANTS + adapters.MUTANTS + tiers.MUTANTS
 
 
 def controls() -> list[Mutant]:
@@ -70,15 +71,18 @@ def wrong(mutant: Mutant) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         environ = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'cli'}"}
         environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        ended = subprocess.run(
-            [*command, *_words(mutant.tests)],
-            cwd=tree,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                [*command, *_words(mutant.tests)],
+                cwd=tree,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS_MAX,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"pytest did not end in {SECONDS_MAX} s"
         # 1 is "tests failed"; anything else (no tests, a usage error) proves nothing.
         expected = 1 if mutant.old else 0
         return "" if ended.returncode == expected else f"pytest ended with {ended.returncode}"

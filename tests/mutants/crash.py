@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(
         "a commit without an answer is believed",
         "resilient/vault/commit.py",
-        "        if not _is_there(store, checkpoint.manifest_key, data):\n",
+        "        if not _is_there(store, key, data):\n",
         "        if False:\n",
         GIVES_UP,
     ),
@@ -65,6 +65,7 @@ MUTANTS = [
         "the mark comes before the commit",
         "resilient/vault/persist.py",
         "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
+        "    from resilient.vault.generations import mark_committed\n"
         "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
         "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
         DISK,

@@ -35,8 +35,8 @@ MUTANTS = [
     Mutant(
         "the signature comes after the manifest",
         "resilient/vault/commit.py",
-        "    if signature is not None:\n        put_signature(store, checkpoint, root, signature)\n    try:\n        if store.exclusive:\n            store.put_new(checkpoint.manifest_key, data)\n",
-        "    try:\n        if store.exclusive:\n            store.put_new(checkpoint.manifest_key, data)\n            if signature is not None:\n                put_signature(store, checkpoint, root, signature)\n",
+        "    if signature is not None:\n        put_signature(store, checkpoint, root, signature)\n    put_manifest(store, checkpoint.manifest_key, data)\n",
+        "    put_manifest(store, checkpoint.manifest_key, data)\n    if signature is not None:\n        put_signature(store, checkpoint, root, signature)\n",
         SIGNING,
     ),
     Mutant(

@@ -98,7 +98,7 @@ class MemoryCheckpointer:
         self.repository.kept.append(tuple(keep))
         return checkpoint
 
-    def wait(self):
+    def wait(self, *, in_every_tier=False):
         if self.failed is not None:
             failed, self.failed = self.failed, None
             raise SaveFailed(f"{failed} was not saved")

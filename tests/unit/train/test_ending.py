@@ -33,7 +33,7 @@ def test_a_failed_save_does_not_cover_up_what_ended_training(tmp_path, repositor
 def test_the_last_wait_has_the_deadline_of_a_request_to_stop(tmp_path, repository, monkeypatch):
     heard = []
 
-    def wait(_self):
+    def wait(_self, **_how):
         watched = "stop-watch" in {one.name for one in threading.enumerate()}
         heard.append((signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, watched))
 
