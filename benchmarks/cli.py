@@ -74,5 +74,6 @@ def _write_repository(folder: str) -> None:
         checkpoint = CheckpointId(life.number, step)
         part = PartEntry("trainer", "replicated", "state.json")
         receipt = write(store, checkpoint, 0, [HostFile("state.json", b"{}\n")], [part])
-        about = Manifest(life.run_id, checkpoint, None, clock.now_iso(), {"size": 1}, (), (), ())
+        world = {"size": 1, "strategy": "single"}
+        about = Manifest(life.run_id, checkpoint, None, clock.now_iso(), world, (), (), ())
         commit(store, gather_receipts(about, [receipt]))
