@@ -35,7 +35,7 @@ MUTANTS = [
         "resilient/vault/verdict.py",
         "landed = found is True or attempt(lambda: _is_committed(desk.store, checkpoint)) is True",
         "landed = False",
-        f"{ALONE} -k after_the_commit",
+        "tests/unit/vault/test_verdict.py",
     ),
     Mutant(
         "what a dead keeper held is given up",
@@ -50,13 +50,6 @@ MUTANTS = [
         "min(desk.limits.within_seconds, _ANSWER_SECONDS)",
         "min(desk.limits.within_seconds, 60.0)",
         f"{ALONE} -k not_waited_for",
-    ),
-    Mutant(
-        "memory of a keeper that may only be asleep is written to",
-        "resilient/vault/link.py",
-        "        self._segments = {}\n        if self._talk",
-        "        if self._talk",
-        "tests/process/test_keeper_overlap.py -k asleep",
     ),
     Mutant(
         "a save waits for the keeper's acknowledgement",
