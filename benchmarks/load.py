@@ -2,8 +2,8 @@
 
 One process, local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
 contender: `cold` with nothing in the page cache, `warm` right after that. `raw` reads the same
-bytes in one sequential stream into memory that was touched before. Ours holds every byte against
-its digest and changes no tensor before all are proved; the peers prove nothing. `cpu` is
+bytes in one sequential stream into memory that was touched before. Ours reads as `resume` does,
+into the live tensors, and holds every byte against its digest; the peers prove nothing. `cpu` is
 this process's for both loads; `peak_mib` what was added to the memory that it held.
 `MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` names some.
 """

@@ -3,25 +3,33 @@
 One process, local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
 contender: `stall` is how long the training thread waits, `durable` how long until the bytes are
 synced. `keeper` is ours with a keeper process; `overlap` is ours with overlap, where training
-makes a forward and backward pass in between. `memcpy` copies the same bytes into a warm buffer,
-`raw` writes them in one sequential stream and syncs. All state changes before each save of ours,
-so that nothing can be referred to. `cpu` is this process's; `peak_mib` what was added to the
-memory that it held. `MEGAPARAMS` in the environment sets the size, 30 million by default;
+makes a forward and backward pass in between, and `call` what it waits in save() alone.
+`dcp_overlap_*` is DCP in the same loop, which waits for its copy before the step as ours does;
+`dcp_async_*` is its call alone, after which nobody knows when the state may change: `torn` is the
+share of bytes of the next step that such a checkpoint holds when the loop goes on at once.
+`memcpy` copies the same bytes into a warm buffer, `raw` writes them in one sequential stream and
+syncs. All state changes before each save of ours, so that nothing can be referred to. `cpu` is
+this process's; `peak_mib` what was added to the memory that it held. `speed` is a loop on all
+cores while a save is persisted, at its own pace and at full speed. A turn in which others used
+the machine is taken again. `MEGAPARAMS` in the environment sets the size, 30 million by default;
 `CONTENDERS` names some.
 """
 
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.harness import Report
-from benchmarks.peers.rounds import Rounds, chosen, medians, ratios, spread, turns, wants
+from benchmarks.peers.overlapping import dcp_overlap_of, torn_share
+from benchmarks.peers.rounds import Maker, Rounds, chosen, medians, ratios, spread, turns, wants
 from benchmarks.peers.saving import makers
 from benchmarks.peers.training import Training, mega_parameters
-from benchmarks.stalls import keeper_of, overlap_of, training_speed_while_persisting
+from benchmarks.stalls import Loop, keeper_of, overlap_of, speeds_while_persisting
 
 ROUNDS = 5
 
@@ -31,18 +39,35 @@ def run(rounds: int) -> Report:
     torch.set_num_threads(1)
     training = Training(mega_parameters())
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        own = {
-            "keeper": lambda: keeper_of(training, Path(folder) / "keeper"),
-            "overlap": lambda: overlap_of(training.size_bytes, Path(folder) / "overlap"),
-        }
-        contenders = chosen({**own, **makers(training, Path(folder))})
+        contenders = chosen(
+            {
+                "keeper": lambda: keeper_of(training, Path(folder) / "keeper"),
+                **makers(training, Path(folder)),
+                **overlapping(training.size_bytes, Path(folder)),
+            }
+        )
         found = turns(contenders, Path(folder), rounds)
-        speed = {}
+        measured: dict[str, float] = {}
         if wants("speed"):
-            speed["training_speed_while_persisting"] = training_speed_while_persisting(
-                training, Path(folder), rounds
+            measured |= speeds_while_persisting(training, Path(folder), rounds)
+        if wants("torn"):
+            place = Path(folder) / "torn"
+            measured["dcp_async_torn_share"] = torn_share(
+                training, place, AsyncCheckpointerType.THREAD
             )
-    return report(found, training.size_bytes, speed)
+    return report(found, training.size_bytes, measured)
+
+
+def overlapping(size_bytes: int, folder: Path) -> dict[str, Maker]:
+    """Return those that save beside a pass of the same loop."""
+    loop = cache(lambda: Loop.of_size(size_bytes))
+    found: dict[str, Maker] = {
+        "overlap": lambda: overlap_of(loop(), size_bytes, folder / "overlap")
+    }
+    for kind in AsyncCheckpointerType:
+        name = f"dcp_overlap_{kind.value}"
+        found[name] = lambda kind=kind: dcp_overlap_of(loop(), size_bytes, kind)  # type: ignore[misc]
+    return found
 
 
 def report(found: Rounds, size_bytes: int, measured: dict[str, float]) -> Report:
@@ -51,7 +76,11 @@ def report(found: Rounds, size_bytes: int, measured: dict[str, float]) -> Report
     pairs = {
         "stall_over_memcpy": ("ours_stall", "memcpy_stall"),
         "ours_over_hf_save": ("ours_stall", "hf_stall"),
+        "overlap_over_hf_save": ("overlap_stall", "hf_stall"),
         "ours_over_dcp_async": ("ours_stall", "dcp_async_thread_stall"),
+        "overlap_over_dcp_overlap_thread": ("overlap_stall", "dcp_overlap_thread_stall"),
+        "overlap_over_dcp_overlap_process": ("overlap_stall", "dcp_overlap_process_stall"),
+        "overlap_call_over_dcp_async_call": ("overlap_call", "dcp_async_thread_stall"),
         "durable_throughput_over_raw": ("raw_durable", "ours_durable"),
     }
     pairs |= {f"{name}_stall_over_memcpy": (f"{name}_stall", "memcpy_stall") for name in names}

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from benchmarks.peers.quiet import undisturbed
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.events import Emitter
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.link import KeeperAddress
+from resilient.vault.guest import KeeperAddress
 
 if TYPE_CHECKING:
     from benchmarks.peers.training import Training
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 WIDTH = 1024
 BATCH = 64
-UNDISTURBED_SECONDS = 2.0
+UNDISTURBED_SECONDS = 1.0
 
 Figures = dict[str, float]
 Contender = Callable[[Path], Figures]
@@ -58,24 +59,41 @@ def keeper_of(training: Training, folder: Path) -> Contender:
 
 
 def open_with_keeper(folder: Path) -> Checkpointer:
-    """Start a keeper that ends with this process, and return a checkpointer that uses it."""
+    """Return a checkpointer that uses a keeper of its own."""
+    checkpointer = open_quietly(folder, start_keeper())
+    atexit.register(checkpointer.close)
+    return checkpointer
+
+
+def start_keeper() -> KeeperAddress:
+    """Start a keeper that ends with this process."""
     socket = str(Path(tempfile.mkdtemp(prefix="resilient-bench-")) / "keeper")
     command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", socket]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stdout.readline() == b"ready\n"
-    checkpointer = open_quietly(folder, KeeperAddress(socket))
     atexit.register(process.wait)
     atexit.register(process.stdin.close)
-    atexit.register(checkpointer.close)
-    return checkpointer
+    return KeeperAddress(socket)
 
 
-def open_quietly(folder: Path, keeper: KeeperAddress | None = None) -> Checkpointer:
+def open_quietly(
+    folder: Path,
+    keeper: KeeperAddress | None = None,
+    pace_seconds_max: float = 60.0,
+    scope: str = "0",
+) -> Checkpointer:
     """Return a checkpointer that keeps one checkpoint and tells nobody."""
     emit = Emitter(SystemClock(), ())
-    return open_checkpointer(str(folder.absolute()), emit=emit, keep_last=1, keeper=keeper)
+    return open_checkpointer(
+        str(folder.absolute()),
+        emit=emit,
+        keep_last=1,
+        keeper=keeper,
+        pace_seconds_max=pace_seconds_max,
+        scope=scope,
+    )
 
 
 class Loop:
@@ -96,6 +114,29 @@ class Loop:
         """Parameters and two moments."""
         return 3 * sum(one.nbytes for one in self.model.parameters())
 
+    @classmethod
+    def of_size(cls, size_bytes: int) -> Loop:
+        """Return a loop whose state has about so many bytes, after one step."""
+        loop = cls(max(round(size_bytes / (12 * WIDTH * WIDTH)), 1))
+        loop.forward_backward()
+        loop.update()
+        return loop
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor by a name, for those who save flat dictionaries."""
+        state = self.optimizer.state_dict()["state"]
+        moments = {
+            f"optimizer.{number}.{kind}": one
+            for number, kinds in state.items()
+            for kind, one in kinds.items()
+        }
+        return {**self.model.state_dict(), **moments}
+
+    def settle(self) -> None:
+        """Make a step, as lies between two saves; then the code of training is warm again."""
+        self.forward_backward()
+        self.update()
+
     def forward_backward(self) -> None:
         """Leave gradients behind."""
         self.model(self.batch).square().mean().backward()
@@ -106,14 +147,11 @@ class Loop:
         self.optimizer.zero_grad()
 
 
-def overlap_of(size_bytes: int, folder: Path) -> Contender:
+def overlap_of(loop: Loop, size_bytes: int, folder: Path) -> Contender:
     """Save with overlap; the stall is all that training waits in save() and before_update().
 
     It is scaled to ``size_bytes``, for layers are whole.
     """
-    loop = Loop(max(round(size_bytes / (12 * WIDTH * WIDTH)), 1))
-    loop.forward_backward()
-    loop.update()
     checkpointer = open_quietly(folder)
     checkpointer.resume({})
     step = 0
@@ -121,6 +159,7 @@ def overlap_of(size_bytes: int, folder: Path) -> Contender:
     def save(_: Path) -> Figures:
         nonlocal step
         step += 1
+        loop.settle()
         began = time.perf_counter()
         checkpointer.save(step, loop.parts, About(), overlap=True)
         saved = time.perf_counter()
@@ -132,31 +171,57 @@ def overlap_of(size_bytes: int, folder: Path) -> Contender:
         checkpointer.wait()
         durable = time.perf_counter() - began
         scale = size_bytes / loop.size_bytes
-        return {"stall": stall * scale, "durable": durable * scale, "pass": passed - saved}
+        return {
+            "stall": stall * scale,
+            "call": (saved - began) * scale,
+            "durable": durable * scale,
+            "pass": passed - saved,
+        }
 
     atexit.register(checkpointer.close)
     return save
 
 
-def training_speed_while_persisting(training: Training, folder: Path, rounds: int) -> float:
-    """Return steps/s while a save is persisted over steps/s without one, on all cores."""
+def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Figures:
+    """Return steps/s while a save is persisted over steps/s without one, on all cores.
+
+    At the pace that is the default, and at full speed; with it goes how long the save took.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
+    found = {}
+    for name, pace_seconds_max in (("", 60.0), ("_at_full_speed", 0.0)):
+        save = _speed_of(training, folder / f"speed{name}", pace_seconds_max)
+        figures = [undisturbed(save) for _ in range(rounds + 1)][1:]
+        for what in ("training_speed", "persisting_seconds"):
+            found[f"{what}_while_persisting{name}"] = round(median(one[what] for one in figures), 4)
+        found[f"speed{name}_others_cores"] = round(max(one["others_cores"] for one in figures), 4)
+    torch.set_num_threads(threads)
+    return found
+
+
+def _speed_of(training: Training, folder: Path, pace_seconds_max: float) -> Callable[[], Figures]:
     loop, parts = Loop(4, 512), training.parts()
-    checkpointer = open_quietly(folder / "speed")
+    checkpointer = open_quietly(folder, pace_seconds_max=pace_seconds_max)
     checkpointer.resume({})
-    ratios = []
-    for step in range(1, rounds + 2):
+    atexit.register(checkpointer.close)
+    step = 0
+
+    def save() -> Figures:
+        nonlocal step
+        step += 1
         training.change()
         before = _steps_per_second(loop, _for_seconds(UNDISTURBED_SECONDS))
         checkpointer.save(step, parts, About())
-        while_persisting = _steps_per_second(loop, _while_persisting(folder / "speed", step))
+        began = time.perf_counter()
+        while_persisting = _steps_per_second(loop, _while_persisting(folder, step))
+        took = time.perf_counter() - began
         checkpointer.wait()
         after = _steps_per_second(loop, _for_seconds(UNDISTURBED_SECONDS))
-        ratios.append(2 * while_persisting / (before + after))
-    checkpointer.close()
-    torch.set_num_threads(threads)
-    return round(median(ratios[1:]), 4)
+        speed = 2 * while_persisting / (before + after)
+        return {"training_speed": speed, "persisting_seconds": took}
+
+    return save
 
 
 def _steps_per_second(loop: Loop, times: Iterator[None]) -> float:

@@ -30,6 +30,7 @@ _HOMES = {
     "TrainingArguments": "resilient.train.arguments",
     "open_checkpointer": "resilient.opening",
     "open_store": "resilient.storage.open",
+    "parse_arguments": "resilient.train.arguments",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are the table's

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import resilient
 from resilient.agent.facts import RunEnded
+from resilient.agent.memory import grant
 from resilient.agent.options import KeeperWishes, Patience, Wishes
 from resilient.agent.progress import Progress, ProgressLog
 from resilient.agent.stops import StopAsked, Stops
@@ -78,8 +79,8 @@ class TrainOptions:
         rendezvous: where the nodes meet.
         patience: how long to wait for what.
         wishes: what the workers are told.
-        host_bytes_max: memory of this host for staged bytes; 0 leaves it to the machine,
-            negative means no keeper.
+        host_bytes_max: memory of this host for staged bytes; 0, the default, leaves it to the
+            machine, negative means no keeper.
     """
 
     target: str
@@ -90,7 +91,7 @@ class TrainOptions:
     rendezvous: RendezvousOptions = field(default_factory=RendezvousOptions)
     patience: Patience = field(default_factory=Patience)
     wishes: Wishes = field(default_factory=Wishes)
-    host_bytes_max: int = -1
+    host_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
     """Return the agent of this host, connected to the rendezvous and ready to supervise.
 
     Raises:
-        ConfigError: an option is malformed or contradicts another.
+        ConfigError: an option is malformed or contradicts another, or asks for memory that this
+            host has not.
         PeerFailed: the rendezvous cannot be reached.
         StopAsked: ``stops`` heard an order meanwhile.
     """
@@ -165,6 +167,8 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
     from resilient.agent.agent import ResilientAgent
 
     plan = resolve(options)
+    alone = "127.0.0.1" if plan.nodes_max == 1 else ""
+    keeper = grant(KeeperWishes(options.host_bytes_max, alone, plan.nproc))
     clock = SystemClock()
     spec = WorkerSpec(
         role="default",
@@ -176,10 +180,9 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
         monitor_interval=options.patience.interval_seconds,
         local_addr=plan.local_addr or None,
     )
-    alone = "127.0.0.1" if plan.nodes_max == 1 else ""
     wishes = replace(
         options.wishes,
-        keeper=KeeperWishes(options.host_bytes_max, alone),
+        keeper=keeper,
         notes=tempfile.mkdtemp(prefix="resilient-agent-"),
     )
     sinks = [console()]

@@ -26,22 +26,24 @@ from resilient.overlap import Overlap
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.landing import Landing
-from resilient.state.load import absent_parts, load, stored_name
+from resilient.state.load import absent_parts, load, load_what_is_there, stored_name
 from resilient.state.stage import draft, stage
 from resilient.state.steady import steady_memory
-from resilient.vault import catalog, facts
+from resilient.vault import catalog
 from resilient.vault.begin import begin
-from resilient.vault.choose import Choice, Resumed, Wanted, choose
+from resilient.vault.choose import Choice, Resumed, choose
 from resilient.vault.describe import About, describe
 from resilient.vault.link import persister_for
+from resilient.vault.meeting import meet
 from resilient.vault.persist import Job
-from resilient.vault.read import Proved, read
+from resilient.vault.read import Proved, read_wanted
 from resilient.vault.refer import Base, base_of
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from resilient.state.load import Examine
     from resilient.vault.desk import Desk
     from resilient.vault.generations import Generation
     from resilient.vault.persister import Persister
@@ -61,7 +63,7 @@ class Checkpointer:
     def __init__(self, desk: Desk, persister: Persister | None = None) -> None:
         self._desk = desk
         self._persister = persister or persister_for(None, "", {})
-        self._arena = Arena(self._persister.buffer)
+        self._arena = Arena(self._persister.buffer, self._persister.streams)
         self._overlap = Overlap()
         self._stall = Stopwatch(desk.clock)
         self._life: Generation | None = None
@@ -77,11 +79,18 @@ class Checkpointer:
         return self._life.number if self._life else 0
 
     def resume(
-        self, parts: Mapping[str, Part], *, ref: str = "auto", cause: str = "start"
+        self,
+        parts: Mapping[str, Part],
+        *,
+        ref: str = "auto",
+        cause: str = "start",
+        examine: Examine = None,
     ) -> Resumed | None:
         """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
 
-        Starting is resuming: with nothing committed the parts stay as they are.
+        Starting is resuming: with nothing committed the parts stay as they are; None is returned.
+        Models and optimizers are read into in place (:mod:`resilient.state.berths`), so if this
+        raises, they may hold a mixture: make them anew. ``save`` refuses what is in memory then.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
@@ -90,9 +99,7 @@ class Checkpointer:
             parts: what to load into; loaded in this order.
             ref: ``auto``, ``never``, or a reference to one checkpoint.
             cause: why this life begins, one word.
-
-        Returns:
-            What was loaded, or None for a start from scratch.
+            examine: hears the saved configuration once all is proved; may refuse what is in place.
 
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
@@ -101,61 +108,44 @@ class Checkpointer:
             StoreError: the store failed.
         """
         began_seconds = self._desk.clock.monotonic_seconds()
-        rank, landing = self._desk.world.rank, Landing(parts)
+        rank, landing = self._desk.world.rank, Landing(parts, in_place=True)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
+        self._desk = meet(self._desk)
         store = self._persister.open(self._desk)
-        choice = choose(
-            store,
-            self._desk.comms,
-            ref,
-            Wanted(names, landing.boxes, self._desk.signing, self._desk.limits.repair_on_restore),
-            self._desk.limits.within_seconds,
-        )
-        absent = self._load(choice, parts, landing)
+        wanted = self._desk.wants(names, landing.boxes, landing.places)
+        within_seconds = self._desk.limits.within_seconds
+        choice = choose(store, self._desk.comms, ref, wanted, within_seconds)
+        absent = self._load(choice, parts, landing, examine)
         self._life = begin(self._desk, choice, cause)
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
             return None
-        self._tell_mended(choice.proved)
+        self._desk.tell_mended(choice.proved)
         self._bases = (base_of(choice.proved, store),)
-        manifest = choice.proved.manifest
         took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
-        size_bytes = held_bytes(choice.proved.files)
-        step = manifest.checkpoint.step
-        self._desk.tell(
-            events.CheckpointRestored(manifest.checkpoint.folder, step, size_bytes, took_seconds)
-        )
-        size = int(manifest.world["size"])
-        return Resumed(manifest.checkpoint, step, manifest.config, size, absent)
+        resumed = Resumed.of(choice.proved.manifest, absent)
+        size_bytes, name = held_bytes(choice.proved.files), resumed.checkpoint.folder
+        self._desk.tell(events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds))
+        return resumed
 
-    def _tell_mended(self, proved: Proved) -> None:
-        """Say what this rank found damaged; another rank may have read other files."""
-        if proved.mended:
-            folder = proved.manifest.checkpoint.folder
-            self._desk.emit(facts.CheckpointMended(folder, proved.mended))
-
-    def _load(self, choice: Choice, parts: Mapping[str, Part], landing: Landing) -> tuple[str, ...]:
+    def _load(
+        self, choice: Choice, parts: Mapping[str, Part], landing: Landing, examine: Examine
+    ) -> tuple[str, ...]:
         """Load on every rank, and go on only if it worked on all."""
         proved = choice.proved
         if proved is None:
             return ()
-        rank = self._desk.world.rank
-
-        def work() -> list[str]:
-            absent = absent_parts(proved.manifest, parts, rank)
-            load(proved.manifest, proved.files, parts, rank, landing)
-            return list(absent)
-
-        mine = attempt(work)
+        given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
+        mine = attempt(lambda: load_what_is_there(*given, examine))
         self._agree("resume/load", mine)
-        return tuple(mine if isinstance(mine, list) else ())
+        return mine if isinstance(mine, tuple) else ()
 
     def warm(self, parts: Mapping[str, Part]) -> None:
         """Get the memory that saving these parts will take, beside training.
 
         The first save of a life else waits for fresh memory, several times as long as for its
-        copy. Call it once optimizers have their state, after the first step. Does nothing after
-        a save. What goes wrong here goes wrong again in ``save``, and is told there.
+        copy. Call it once optimizers have their state, after the first step. Does nothing after a
+        save. What goes wrong here goes wrong again in ``save``, and is told there.
 
         Crash: nothing was stored.
 
@@ -179,9 +169,9 @@ class Checkpointer:
     ) -> CheckpointId:
         """Copy the state to host memory and persist it in the background.
 
-        First waits for the save in flight, so there is at most one. When this returns the live
-        state may change, and with a keeper the checkpoint lands even if every trainer dies. With
-        ``overlap`` both are so when ``before_update`` returned, and this returns much earlier.
+        Waits for the save in flight, and for this one where it is streamed. When it returns (with
+        ``overlap``: when ``before_update`` returned) the live state may change, and with a keeper
+        the checkpoint lands even if every trainer dies.
 
         Collective: every rank, same step, after ``resume``.
         Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
@@ -193,24 +183,23 @@ class Checkpointer:
             about: what the manifest says besides.
             keep: checkpoints that rotation must not delete; the manifest names them.
             overlap: you promise to call ``before_update`` before you next change parameters that
-                an optimizer of these parts holds, or its state. A save that catches you breaking
-                the promise fails.
+                an optimizer of these parts holds, or its state. A broken promise fails the save.
 
         Returns:
             The checkpoint that will exist once it is committed.
 
         Raises:
             SaveFailed: the save before this one failed; this one did not begin.
-            ConfigError: this life has saved this step already.
+            ConfigError: this life has saved this step already, or ``resume`` has not returned.
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
-        assert self._life is not None, "resume() comes before save()"  # noqa: S101
+        life = self._begun()
         began_seconds = self._desk.clock.monotonic_seconds()
         self._stall = Stopwatch(self._desk.clock)
         with self._stall.running():
             self.wait()
-            checkpoint = self._claim_step(CheckpointId(self._life.number, step))
+            checkpoint = self._claim_step(CheckpointId(life.number, step))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
             self._persister.begin(topic)
@@ -218,7 +207,7 @@ class Checkpointer:
             steady = steady_memory(parts) if overlap else ()
             staged = stage(snapshot, world, self._arena, steady)
             job = Job(
-                about=describe(self._desk, self._life, step, about, keep),
+                about=describe(self._desk, life, step, about, keep),
                 files=staged.files,
                 parts=staged.parts,
                 keep=tuple(keep),
@@ -227,6 +216,7 @@ class Checkpointer:
                 began_seconds=began_seconds,
                 stall_seconds=self._stall.seconds,
                 bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
+                streamed=staged.streamed,
             )
             self._pending = checkpoint
             if staged.rest:
@@ -234,6 +224,15 @@ class Checkpointer:
             else:
                 self._hand_over(job)
         return checkpoint
+
+    def _begun(self) -> Generation:
+        if self._life is None:
+            raise ConfigError(
+                "nothing is saved before `resume` has returned: if it was called, what is in "
+                "memory may be of no checkpoint or of several",
+                hint="call resume() first; if it failed, make model and optimizer anew",
+            )
+        return self._life
 
     def _claim_step(self, checkpoint: CheckpointId) -> CheckpointId:
         if checkpoint in self._saved:
@@ -261,6 +260,7 @@ class Checkpointer:
     def wait(self, *, in_every_tier: bool = False) -> None:
         """Wait until the save in flight is durable; if asked, until a near tier's is promoted.
 
+        Collective if asked for, and each host has a near tier of its own.
         Crash: as in ``save``.
 
         Raises:
@@ -303,15 +303,13 @@ class Checkpointer:
         self._loads += 1
         topic, rank = f"load/{self._loads}", self._desk.world.rank
         stored = stored_name(name, part, rank)
-
         landing = Landing({name: part})
 
         def prove() -> Proved:
-            desk, mends = self._desk, self._desk.limits.repair_on_restore
-            proved = read(
-                desk.store, checkpoint, {stored}, landing.boxes, desk.signing, mends=mends
-            )
-            self._tell_mended(proved)
+            desk = self._desk
+            # Nothing in place: whoever raises here leaves the part as it was.
+            proved = read_wanted(desk.store, checkpoint, desk.wants({stored}, landing.boxes))
+            desk.tell_mended(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
             return proved
@@ -342,7 +340,8 @@ class Checkpointer:
             SaveFailed: the save in flight failed, or the near tier alone has the last.
         """
         try:
-            self.wait(in_every_tier=True)
+            self.wait()
+            self._desk.finish(is_closing=True)
         finally:
             self._overlap.close()
             self._persister.close()

@@ -12,12 +12,11 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
-from resilient.vault import facts
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.kept import promoted_by
 from resilient.vault.link import persister_for
-from resilient.vault.promoter import Promoter, Tiering
+from resilient.vault.promoter import Tiering, with_near_tier
 from resilient.vault.retention import Retention
-from resilient.vault.tiers import TieredStore
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
@@ -26,8 +25,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.storage.store import Store
-    from resilient.vault.link import KeeperAddress
+    from resilient.vault.guest import KeeperAddress
     from resilient.world.board import Board
 
 
@@ -45,6 +43,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     parity: int = 0,
     repair_on_restore: bool = True,
     save_unchanged: str = "refer",
+    pace_seconds_max: float = 60.0,
     keeper: KeeperAddress | None = None,
     near_url: str = "",
     tiering: Tiering | None = None,
@@ -73,6 +72,9 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             from an older checkpoint.
         save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
             are not written again; ``write``: every checkpoint stands for itself.
+        pace_seconds_max: how long a save may take to be durable because the thread that persists
+            it rests while training uses all cores; never more than half of the time between two
+            saves, and no rest at all for whoever waits. 0 for saves that never rest.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         near_url: a second repository that takes every save and is read first, mostly a folder on
             a local disk; ``url`` then gets only some of them and decides who may write. All ranks
@@ -87,8 +89,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
 
     Raises:
         ConfigError: the URL names no kind of storage that is installed, several ranks have no
-            board, a value is not accepted, a signature is required and there is no key, or there
-            are both a keeper and a near tier.
+            board, a value is not accepted, or a signature is required and there is no key.
     """
     world, clock = world or World(), SystemClock()
     if board is None and world.size > 1:
@@ -103,7 +104,15 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
     kept = retention or Retention(keep_last)
-    limits = Limits(kept, within_seconds, single_writer, save_unchanged, parity, repair_on_restore)
+    limits = Limits(
+        kept,
+        within_seconds,
+        single_writer,
+        save_unchanged,
+        parity,
+        repair_on_restore,
+        pace_seconds_max,
+    )
     told = emit or events.Emitter(clock, (events.console(),))
     # A loop of the user's own has no other place that could ask for them.
     options = read_storage_options(os.environ) if storage_options is None else storage_options
@@ -112,33 +121,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     desk = Desk(store, comms, limits, clock, told, signing)
     if not near_url:
         return Checkpointer(desk, persister_for(keeper, url, options))
+    desk = with_near_tier(desk, open_store(near_url), tiering or Tiering())
     if keeper is not None:
-        raise ConfigError(
-            f"the keeper cannot save to the near tier `{near_url}`",
-            hint="leave out --host-bytes-max or `near_repo`",
-        )
-    return Checkpointer(with_near_tier(desk, open_store(near_url), tiering or Tiering()))
-
-
-def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:
-    """Return a desk that saves to ``near`` and promotes to the store of ``desk``.
-
-    Crash: nothing was stored.
-
-    Args:
-        desk: at the durable repository.
-        near: takes every save.
-        tiering: which of them go on, and what stays near.
-
-    Raises:
-        ConfigError: both are one.
-    """
-    if near.url == desk.store.url:
-        raise ConfigError(f"the near tier is the repository itself: {near.url}")
-    durable = desk.store
-
-    def told(key: str) -> None:
-        desk.emit(facts.NearCopyDoubted(key, near.url, durable.url))
-
-    tiers = TieredStore(near, durable, told)
-    return replace(desk, store=tiers, promoter=Promoter(tiers, tiering))
+        keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
+    return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options)))

@@ -7,6 +7,9 @@ import threading
 
 import pytest
 
+# A failing contract shows its values, as a test of our own would; before anybody imports it.
+pytest.register_assert_rewrite("resilient.testing.store_contract")
+
 SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "execnet")
 
 
@@ -23,6 +26,7 @@ def pytest_addoption(parser):
         default=400,
         help="how many spoiled inputs each reader gets (make fuzz takes more)",
     )
+    parser.addoption("--matrix", action="store_true", help="every optimizer with every schedule")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
 
 

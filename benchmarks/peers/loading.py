@@ -20,9 +20,10 @@ from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.events import Emitter
 from resilient.opening import open_checkpointer
+from resilient.state.landing import Landing
 from resilient.state.load import load
 from resilient.storage.open import open_store
-from resilient.vault.read import read
+from resilient.vault.read import Wanted, read_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ def raw_of(training: Training) -> Callable[[Path], None]:
 
 
 def ours_of(training: Training, folder: Path) -> Contender:
-    """Load both parts as resume does it, proved before the first tensor changes."""
+    """Load both parts as resume does it, proved where they lie."""
     checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock(), ()))
     parts = training.parts()
     checkpointer.resume(parts)
@@ -109,8 +110,9 @@ def ours_of(training: Training, folder: Path) -> Contender:
     store = open_store(str(folder))
 
     def load_all() -> None:
-        proved = read(store, checkpoint, parts)
-        load(proved.manifest, proved.files, parts, 0)
+        landing = Landing(parts, in_place=True)
+        proved = read_wanted(store, checkpoint, Wanted(parts, places=landing.places))
+        load(proved.manifest, proved.files, parts, 0, landing)
 
     return lambda _: cold_and_warm(folder, load_all)
 

@@ -8,8 +8,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
+
+from benchmarks.peers.quiet import undisturbed
 
 Figures = dict[str, float]
 Contender = Callable[[Path], Figures]
@@ -34,7 +37,8 @@ def wants(name: str) -> bool:
 def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rounds:
     """Call every contender once per round, in shuffled order, each time in a new folder.
 
-    One round more is done and thrown away: it warms the buffers that are used again.
+    One round more is done and thrown away: it warms the buffers that are used again. A turn in
+    which others used the machine is taken again.
     """
     order = random.Random(0)  # noqa: S311 - only the order depends on it
     found = []
@@ -44,25 +48,33 @@ def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rou
         figures: Figures = {}
         for name in names:
             place = folder / f"{name}-{number}"
-            place.mkdir()
-            with costs(figures, name):
-                measured = contenders[name](place)
+            once = partial(turn, contenders[name], place)
+            measured = undisturbed(once) if number else once()
             figures |= {f"{name}_{what}": value for what, value in measured.items()}
-            shutil.rmtree(place)
-            # What the kernel still writes or frees of it is not the next one's to pay.
-            os.sync()
         found.append(figures)
     return found[1:]
 
 
+def turn(contender: Contender, place: Path) -> Figures:
+    """Call one contender in a new folder."""
+    figures: Figures = {}
+    place.mkdir()
+    with costs(figures):
+        figures |= contender(place)
+    shutil.rmtree(place)
+    # What the kernel still writes or frees of it is not the next one's to pay.
+    os.sync()
+    return figures
+
+
 @contextmanager
-def costs(figures: Figures, name: str) -> Iterator[None]:
+def costs(figures: Figures) -> Iterator[None]:
     """Note the CPU seconds of this process, and how much memory was added to what it held."""
     began, held = time.process_time(), _memory("VmRSS")
     _CLEAR.write_text("5")  # the high-water mark begins anew
     yield
-    figures[f"{name}_cpu"] = time.process_time() - began
-    figures[f"{name}_peak_mib"] = max(_memory("VmHWM") - held, 0.0)
+    figures["cpu"] = time.process_time() - began
+    figures["peak_mib"] = max(_memory("VmHWM") - held, 0.0)
 
 
 def _memory(field: str) -> float:
@@ -87,7 +99,7 @@ def ratios(found: Rounds, pairs: Mapping[str, tuple[str, str]]) -> dict[str, flo
 def medians(found: Rounds) -> dict[str, float]:
     """Return the median of each figure; what has no unit in its name is in seconds."""
     return {
-        name if name.endswith("_mib") else f"{name}_seconds": round(
+        name if name.endswith(("_mib", "_cores")) else f"{name}_seconds": round(
             median(figures[name] for figures in found), 4
         )
         for name in sorted(found[0])

@@ -15,7 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+)
 
 from benchmarks.harness import installed
 from benchmarks.peers.rounds import Contender, Figures, Maker, timed
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.training import Training
 
 WRITE_BYTES = 16 << 20
+MEMCPY_BYTES_MAX = 1 << 30
 
 
 def makers(training: Training, folder: Path) -> dict[str, Maker]:
@@ -74,12 +78,20 @@ def sync(place: Path) -> None:
 
 
 def memcpy_of(training: Training) -> Contender:
-    """Copy all tensors into buffers that were touched before."""
-    buffers = {name: torch.empty_like(one).fill_(1) for name, one in training.tensors().items()}
+    """Copy all tensors, one behind the other, into a buffer that was touched before.
+
+    A large state goes round in it: what counts is that the pages are there.
+    """
+    tensors = training.tensors().values()
+    largest = max(one.nbytes for one in tensors)
+    buffer = torch.ones(max(min(training.size_bytes, MEMCPY_BYTES_MAX), largest), dtype=torch.uint8)
 
     def copy() -> None:
-        for name, one in training.tensors().items():
-            buffers[name].copy_(one)
+        at = 0
+        for one in training.tensors().values():
+            at = at if at + one.nbytes <= len(buffer) else 0
+            buffer[at : at + one.nbytes].copy_(one.reshape(-1).view(torch.uint8))
+            at += one.nbytes
 
     return lambda _: {"stall": timed(copy)}
 
@@ -142,9 +154,9 @@ def dcp_save(training: Training, place: Path) -> None:
     dcp.save(dict(training.tensors()), storage_writer=writer, no_dist=True)
 
 
-def dcp_async_of(training: Training, kind: AsyncCheckpointerType) -> Contender:
-    """DCP's best: a reused stager in shared memory, staging in the background too."""
-    stager = DefaultStager(
+def dcp_stager() -> DefaultStager:
+    """Return DCP's best stager: shared memory that is used again, and copies in the background."""
+    return DefaultStager(
         StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=True,
@@ -152,22 +164,40 @@ def dcp_async_of(training: Training, kind: AsyncCheckpointerType) -> Contender:
             use_non_blocking_copy=False,
         )
     )
+
+
+def dcp_begin(
+    kind: AsyncCheckpointerType, stager: DefaultStager
+) -> Callable[[Mapping[str, torch.Tensor], Path], AsyncSaveResponse]:
+    """Return what begins an asynchronous save of tensors."""
     in_process = kind is AsyncCheckpointerType.PROCESS
     if in_process and not dist.is_initialized():
         # Its daemon asks for one; a thread would do without.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
-    def save(place: Path) -> Figures:
-        began = time.perf_counter()
+    def begin(tensors: Mapping[str, torch.Tensor], place: Path) -> AsyncSaveResponse:
         response = dcp.async_save(
-            dict(training.tensors()),
+            dict(tensors),
             storage_writer=dcp.FileSystemWriter(place, thread_count=2),
             async_checkpointer_type=kind,
             async_stager=stager,
             no_dist=not in_process,
         )
+        assert isinstance(response, AsyncSaveResponse)
+        return response
+
+    return begin
+
+
+def dcp_async_of(training: Training, kind: AsyncCheckpointerType) -> Contender:
+    """DCP's call alone, which says nothing of when the state may change."""
+    begin = dcp_begin(kind, dcp_stager())
+
+    def save(place: Path) -> Figures:
+        began = time.perf_counter()
+        response = begin(training.tensors(), place)
         stall = time.perf_counter() - began
-        getattr(response, "upload_completion", response).result()
+        response.upload_completion.result()
         return {"stall": stall, "durable": time.perf_counter() - began}
 
     return save

@@ -23,7 +23,7 @@ _READY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperLost(Event):
-    """The keeper of this host is not there; the trainers persist by themselves meanwhile."""
+    """The keeper of this host ended; the trainers persist by themselves meanwhile."""
 
     level: ClassVar[Level] = Level.WARNING
     status: int
@@ -32,6 +32,21 @@ class KeeperLost(Event):
     def line(self) -> str:
         """Say how it ended and what follows."""
         return f"the keeper of staged checkpoints ended with {self.status}: {self.follows}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperAbsent(Event):
+    """This host has no keeper: what is in flight when trainers die is lost with them."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and who saves."""
+        return (
+            f"no keeper of staged checkpoints on this host, the trainers save by themselves: "
+            f"{self.reason}"
+        )
 
 
 class Keeping:
@@ -56,7 +71,10 @@ class Keeping:
         self._argv = [sys.executable, "-P", "-m", "resilient.vault.keeper", "--socket", self.path]
         self._argv += ["--listen", wishes.listen, "--linger-seconds", str(linger_seconds)]
         self._argv += ["--host-bytes-max", str(wishes.host_bytes_max)]
+        self._argv += ["--ranks", str(wishes.ranks), *(["--auto"] if wishes.is_auto else [])]
         self._process: subprocess.Popen[bytes] | None = None
+        if wishes.why_not:
+            emit(KeeperAbsent(wishes.why_not))
 
     @property
     def pid(self) -> int:
@@ -78,11 +96,17 @@ class Keeping:
         )
 
     def ready(self) -> None:
-        """Wait until the keeper can be asked; one that cannot start is no reason not to train."""
+        """Wait until the keeper can be asked; one that cannot start is no reason not to train.
+
+        That one is told once, and not tried again.
+        """
         if self._process and self._process.stdout and not self._process.stdout.closed:
             # It says one line and then nothing, or ends.
-            select.select([self._process.stdout], [], [], _READY_SECONDS)
+            readable, _, _ = select.select([self._process.stdout], [], [], _READY_SECONDS)
+            said = os.read(self._process.stdout.fileno(), 1 << 12) if readable else b"ready"
             self._process.stdout.close()
+            if said.strip() != b"ready":
+                self._give_up(said.decode(errors="replace").strip())
 
     def stop(self, *, is_urgent: bool = False) -> None:
         """Let the save in flight land, at most for the grace, and leave nothing behind.
@@ -107,6 +131,14 @@ class Keeping:
         if process.returncode:
             self._emit(KeeperLost(process.returncode, "a save in flight may not have landed"))
             sweep()
+
+    def _give_up(self, reason: str) -> None:
+        process, self._process, self.path = self._process, None, ""
+        assert process is not None, "it was started"  # noqa: S101
+        if process.stdin:
+            process.stdin.close()
+        status = process.wait()
+        self._emit(KeeperAbsent(reason or f"it ended with {status}"))
 
     def _is_running(self, follows: str) -> bool:
         if self._process is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousError
@@ -47,7 +47,8 @@ class MembershipWatch:
     def look(self) -> None:
         """Ask now."""
         try:
-            self.is_changed = self._handler.num_nodes_waiting() > 0
+            waiting = self._handler.num_nodes_waiting()
+            self.is_changed = waiting > 0 or went_on_without(self._handler)
         except (RendezvousError, dist.DistError):
             if self.lost_at_seconds is None:
                 self.lost_at_seconds = self._clock.monotonic_seconds()
@@ -63,6 +64,22 @@ class MembershipWatch:
             if self._done.wait(self._interval_seconds):
                 return
             self.look()
+
+
+def went_on_without(handler: RendezvousHandler) -> bool:
+    """Say whether the round that this node joined is over, by what the handler last heard.
+
+    Nodes wait only as long as somebody holds the round. When the others have left it, or took
+    this node for dead, nobody waits any more and the next round may have begun already: a node
+    that asks for waiting nodes alone stays behind. Torch does not tell, so its state is read.
+    A rendezvous that was closed has no next round.
+    """
+    # Static rendezvous have no rounds.
+    holder: Any = getattr(handler, "_state_holder", None)
+    if holder is None:
+        return False
+    state, node = holder.state, getattr(handler, "_this_node", None)
+    return not state.closed and node not in state.participants
 
 
 class ExitBarrier:

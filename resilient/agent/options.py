@@ -34,10 +34,16 @@ class KeeperWishes:
         host_bytes_max: memory of this host for staged bytes; 0 leaves it to the machine,
             negative means no keeper.
         listen: address for the keepers of other hosts; empty for all interfaces.
+        ranks: of this host, which share that memory.
+        is_auto: whether the bound is the machine's and not the user's.
+        why_not: why there is no keeper though one was wanted.
     """
 
     host_bytes_max: int = -1
     listen: str = "127.0.0.1"
+    ranks: int = 1
+    is_auto: bool = False
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 CHUNK_BYTES = 4 << 20
+
+
+def nobody(size_bytes: int) -> None:
+    """Take note of nothing: the default of whoever wants to be told of each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ def digest_file(data: bytes | bytearray | memoryview) -> FileDigest:
 
 
 def digest_with(
-    data: bytes | bytearray | memoryview, ranges: Sequence[tuple[int, int]]
+    data: bytes | bytearray | memoryview,
+    ranges: Sequence[tuple[int, int]],
+    told: Callable[[int], None] = nobody,
 ) -> tuple[FileDigest, tuple[str, ...]]:
     """Return the digests of a whole file's content, and that of each range of it.
 
@@ -56,6 +62,7 @@ def digest_with(
     Args:
         data: the content.
         ranges: (start, stop) inside it; they do not overlap.
+        told: told of each chunk's length when it is done, and may take its time.
     """
     view = memoryview(data).cast("B")
     left = deque(sorted(enumerate(ranges), key=lambda one: one[1]))
@@ -74,6 +81,7 @@ def digest_with(
             found[number] = running.hexdigest()
             running.reset()
             left.popleft()
+        told(stop - start)
     proof = FileDigest(len(view), join_chunks(tuple(chunks)), tuple(chunks))
     return proof, tuple(found)
 
@@ -81,6 +89,31 @@ def digest_with(
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
     """Return the digest of one run of bytes: a chunk, or one region of a tensor."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_pieces(pieces: Sequence[memoryview]) -> str:
+    """Return the digest of bytes that lie in several pieces of memory, in their order."""
+    if len(pieces) == 1:
+        return digest_bytes(pieces[0])
+    running = xxhash.xxh3_128()
+    for piece in pieces:
+        running.update(piece)
+    return running.hexdigest()
+
+
+def digest_slowly(data: memoryview, told: Callable[[int], None]) -> str:
+    """Return the same, telling of each piece when it is done.
+
+    Args:
+        data: flat bytes.
+        told: told of a piece's length; may take its time.
+    """
+    running = xxhash.xxh3_128()
+    for start in range(0, len(data), CHUNK_BYTES):
+        piece = data[start : start + CHUNK_BYTES]
+        running.update(piece)
+        told(len(piece))
+    return running.hexdigest()
 
 
 def join_chunks(chunks: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from resilient.format.names import origin_of
 from resilient.format.regions import Region, intersect, spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
     from resilient.format.manifest import StoredRegion, TensorEntry
 
@@ -23,11 +24,34 @@ Boxes = dict[str, tuple[Region, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Memory that wants bytes of a file as they lie there.
+
+    Attributes:
+        start: offset of the first byte in the file.
+        memory: flat, writable; as long as what is wanted.
+    """
+
+    start: int
+    memory: memoryview
+
+    @property
+    def stop(self) -> int:
+        """Offset of the byte behind the last."""
+        return self.start + len(self.memory)
+
+
+PlacesByFile = Mapping[str, Sequence[Place]]
+"""By file name, places in the order of the file; they share no byte of it and no memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Extents:
     """The parts of a file that were read, each held against its digests.
 
     Attributes:
-        starts: offset of each part in the file, bytes, ascending.
+        starts: offset of each part in the file, bytes, ascending. Parts that touch lie apart in
+            memory.
         parts: their bytes.
     """
 
@@ -40,16 +64,18 @@ class Extents:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Return what was read: (first byte, byte after the last) of each part."""
-        return [
-            (start, start + len(part)) for start, part in zip(self.starts, self.parts, strict=True)
-        ]
+        """Return what was read: (first byte, byte after the last), as long as they can be."""
+        found: list[tuple[int, int]] = []
+        for start, part in zip(self.starts, self.parts, strict=True):
+            first = found.pop()[0] if found and found[-1][1] == start else start
+            found.append((first, start + len(part)))
+        return found
 
     def view(self, start: int, length: int) -> memoryview:
         """Return bytes of the file, copying nothing.
 
         Raises:
-            LookupError: they were not read.
+            LookupError: they were not read, or not into one piece of memory.
         """
         index = bisect_right(self.starts, start) - 1
         begin = start - self.starts[index] if index >= 0 else -1

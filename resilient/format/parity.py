@@ -18,7 +18,7 @@ from resilient.format.shard import HostFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from resilient.format.thinning import ThinFile
+    from resilient.format.shard import Lending
 
 CODE = "rs256"
 PARITY_MAX = 16
@@ -114,9 +114,7 @@ def parity_bytes(sizes: Sequence[int], count: int) -> int:
     return count * sum(max(sizes[start : start + GROUP_FILES_MAX]) for start in starts)
 
 
-def protect(
-    files: Sequence[HostFile | ThinFile], groups: Iterable[ParityGroup]
-) -> Iterator[HostFile]:
+def protect(files: Sequence[Lending], groups: Iterable[ParityGroup]) -> Iterator[HostFile]:
     """Yield the parity files of the groups, group by group, in the order of the manifest.
 
     The parity of one group is in memory at a time; what is protected is read once, file by file.
@@ -130,8 +128,9 @@ def protect(
         size_bytes = max(named[name].size_bytes for name in group.files)
         totals = [bytearray(size_bytes) for _ in group.parity]
         for column, name in enumerate(group.files):
-            data = memoryview(named[name].data).cast("B")
-            for row, total in enumerate(totals):
-                add(total, [(coefficient(row, column), data)])
+            with named[name].lend() as content:
+                data = memoryview(content).cast("B")
+                for row, total in enumerate(totals):
+                    add(total, [(coefficient(row, column), data)])
         for name, total in zip(group.parity, totals, strict=True):
             yield HostFile(name, memoryview(total))

@@ -141,6 +141,41 @@ def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, in
     return [(inner, first, reach)]
 
 
+def flat_regions(shape: Sequence[int], start: int, count: int) -> list[Region]:
+    """Cut a run of elements of a tensor laid out row-major into boxes, as few as there can be.
+
+    Args:
+        shape: of the whole tensor.
+        start: first element of the run.
+        count: elements of the run; it ends inside the tensor.
+
+    Returns:
+        Boxes in the order of the run, each of them whole in it: at most two per axis.
+    """
+    if count == 0:
+        return []
+    if not shape:
+        return [Region((), ())]
+    row = math.prod(shape[1:])
+    stop = start + count
+    first, last = -(-start // row), stop // row
+    if first > last:
+        return _in_row(shape, first - 1, start % row, count)
+    boxes = _in_row(shape, first - 1, start % row, first * row - start)
+    if last > first:
+        rest = shape[1:]
+        boxes.append(Region((first, *(0 for _ in rest)), (last - first, *rest)))
+    return boxes + _in_row(shape, last, 0, stop - last * row)
+
+
+def _in_row(shape: Sequence[int], row: int, start: int, count: int) -> list[Region]:
+    """Return the boxes of a run that lies inside one row of the first axis."""
+    return [
+        Region((row, *one.offsets), (1, *one.lengths))
+        for one in flat_regions(shape[1:], start, count)
+    ]
+
+
 def row_strides(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return by how many elements one step along each axis moves, laid out row-major."""
     return tuple(math.prod(lengths[axis + 1 :]) for axis in range(len(lengths)))

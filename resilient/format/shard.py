@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from resilient.errors import IntegrityError
 from resilient.format.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from resilient.format.manifest import TensorEntry
 
@@ -80,6 +82,53 @@ class HostFile:
     def size_bytes(self) -> int:
         """Its length."""
         return len(self.data)
+
+    def lend(self) -> AbstractContextManager[bytes | memoryview]:
+        """Return the content, to look at inside."""
+        return nullcontext(self.data)
+
+
+class Lending(Protocol):
+    """A file whose content may have to be made, or fetched, each time it is asked for."""
+
+    @property
+    def name(self) -> str:
+        """File name inside the checkpoint's folder."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """What it holds, with offsets into the content."""
+
+    def lend(self) -> AbstractContextManager[bytes | memoryview]:
+        """Return the content, to look at inside: outside its memory is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedFile:
+    """One file of one rank that has no memory: its bytes are copied each time they are asked for.
+
+    Attributes:
+        name: file name inside the checkpoint's folder.
+        size_bytes: its length.
+        tensors: what it holds, one region each, with offsets into the content.
+        fill: writes the whole content into so much memory; the same until the save is over.
+    """
+
+    name: str
+    size_bytes: int
+    tensors: tuple[TensorEntry, ...]
+    fill: Callable[[memoryview], None]
+
+    @contextmanager
+    def lend(self) -> Iterator[memoryview]:
+        """Yield the content, in memory of its own that is gone afterwards."""
+        data = memoryview(bytearray(self.size_bytes))
+        self.fill(data)
+        yield data
 
 
 def lay_out(slots: Sequence[Slot], metadata: Mapping[str, str]) -> Layout:

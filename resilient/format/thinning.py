@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from resilient.format.shard import Slot, lay_out, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import AbstractContextManager
 
     from resilient.format.manifest import TensorEntry
     from resilient.format.shard import HostFile
@@ -42,6 +44,10 @@ class ThinFile:
         for target, source, length in self.moves:
             data[target : target + length] = staged[source : source + length]
         return data
+
+    def lend(self) -> AbstractContextManager[memoryview]:
+        """Return the content, to look at inside."""
+        return nullcontext(self.data)
 
 
 def without(file: HostFile, starts: Collection[int]) -> ThinFile:

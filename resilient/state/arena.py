@@ -1,9 +1,10 @@
-"""Host buffers that outlive a save, because fresh pages cost several times the copy."""
+"""What outlives a save: host buffers, for fresh pages cost several times the copy, and plans."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.state.drafts import Drafts
 from resilient.storage.memory import PrivateBuffers, touch
 
 if TYPE_CHECKING:
@@ -16,12 +17,35 @@ class Arena:
     Args:
         allocate: gives at least so many bytes for a file of this name, the same as last time
             where it can; private memory by default.
+        streams: says whether there is no room for files of these names and lengths; never, by
+            default.
+
+    Attributes:
+        drafts: how the files that are staged here were laid out last.
     """
 
-    def __init__(self, allocate: Callable[[str, int], memoryview] | None = None) -> None:
+    def __init__(
+        self,
+        allocate: Callable[[str, int], memoryview] | None = None,
+        streams: Callable[[Mapping[str, int]], bool] | None = None,
+    ) -> None:
+        self._streams = streams or (lambda _: False)
         self._allocate = allocate or PrivateBuffers().get
         self._buffers: dict[str, memoryview] = {}
         self._locked: dict[str, int] = {}
+        self.drafts = Drafts()
+
+    def has_room(self, sizes: Mapping[str, int]) -> bool:
+        """Say whether files of these names and lengths can be staged; let go of all others.
+
+        Raises:
+            ConfigError: there is not even room to stream them.
+        """
+        streams = self._streams(sizes)
+        for name in [one for one in self._buffers if streams or one not in sizes]:
+            self._unlock(name)
+            del self._buffers[name]
+        return not streams
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return ``size_bytes`` of memory for a file."""
@@ -34,6 +58,8 @@ class Arena:
 
     def warm(self, sizes: Mapping[str, int]) -> None:
         """Get the memory for files of these names and lengths, and touch every page of it."""
+        if not self.has_room(sizes):
+            return
         for name, size_bytes in sizes.items():
             if name not in self._buffers:
                 self.buffer(name, size_bytes)

@@ -13,16 +13,19 @@ from resilient.format.extents import Content, stored_spans, view_of
 from resilient.format.names import rank_part
 from resilient.format.regions import Region, row_strides, whole
 from resilient.format.trees import tree_of
+from resilient.state.boxes import Box
 from resilient.state.dtypes import TORCH_DTYPES
 from resilient.state.landing import Landing
 from resilient.state.tree import unflatten
 from resilient.storage.buffers import MEMORY_ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from resilient.format.manifest import Manifest, StoredRegion, TensorEntry
     from resilient.state.capture import Part
+
+    Examine = Callable[[Mapping[str, Any]], None] | None
 
 
 def stored_name(name: str, part: Part, rank: int) -> str:
@@ -53,6 +56,31 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
 _LYING_BYTES_MIN = 64 << 10
 _WORDS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 _TORCH_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def load_what_is_there(
+    manifest: Manifest,
+    files: Mapping[str, Content],
+    parts: Mapping[str, Part],
+    rank: int,
+    landing: Landing,
+    examine: Examine,
+) -> tuple[str, ...]:
+    """Load the parts that a checkpoint holds; return those that may be absent and are.
+
+    Args:
+        manifest: of the checkpoint.
+        files: as in ``load``.
+        parts: as in ``load``.
+        rank: of this process.
+        landing: as in ``load``.
+        examine: hears the configuration of the run that saved, before anything is loaded.
+    """
+    if examine is not None:
+        examine(manifest.config)
+    absent = absent_parts(manifest, parts, rank)
+    load(manifest, files, parts, rank, landing)
+    return tuple(absent)
 
 
 def load(
@@ -122,7 +150,7 @@ class _Reader:
         if vessel is None:
             return assemble(entry, self._files)
         for box in vessel.boxes:
-            _fill(box.data, box.region, entry, self._files)
+            _fill(box, entry, self._files)
         return vessel.tensor
 
 
@@ -139,7 +167,7 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
     if lying is not None:
         return lying
     tensor = torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
-    _fill(tensor, whole(entry.shape), entry, files)
+    _fill(Box(whole(entry.shape), tensor), entry, files)
     return tensor
 
 
@@ -159,25 +187,23 @@ def _as_it_lies(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tenso
     return None if tensor.data_ptr() % MEMORY_ALIGNMENT else tensor
 
 
-def _fill(
-    target: torch.Tensor, region: Region, entry: TensorEntry, files: Mapping[str, Content]
-) -> None:
+def _fill(box: Box, entry: TensorEntry, files: Mapping[str, Content]) -> None:
     """Copy a box of a stored tensor into memory, whichever regions it is stored in.
 
+    What was read into this very memory is there already.
+
     Args:
-        target: the box's memory, any device, any strides; of the stored dtype.
-        region: the box.
+        box: any device, any strides; of the stored dtype.
         entry: where the regions lie.
         files: proved content by file name.
     """
     item = ITEM_BYTES[entry.dtype]
     for stored in entry.regions:
-        for part, start, length in stored_spans(stored, region, item):
-            data = target
-            for axis, count in enumerate(part.lengths):
-                data = data.narrow(axis, part.offsets[axis] - region.offsets[axis], count)
+        for part, start, length in stored_spans(stored, box.region, item):
             words = np.frombuffer(view_of(files[stored.file], start, length), _WORDS[item])
-            _copy_words(data, _strided(words, stored, part))
+            data = box.part(part)
+            if words.ctypes.data != data.data_ptr():
+                _copy_words(data, _strided(words, stored, part))
 
 
 def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) -> Any:

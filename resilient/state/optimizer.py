@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.state.objects import put_together, take_apart
 from resilient.state.tree import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -54,7 +55,10 @@ class NamedOptimizer:
             {**group, "params": [self._names[number] for number in group["params"]]}
             for group in plain["param_groups"]
         ]
-        state = {self._names[number]: one for number, one in plain["state"].items()}
+        state = {
+            self._names[number]: {kind: take_apart(value) for kind, value in one.items()}
+            for number, one in plain["state"].items()
+        }
         return {**plain, "state": state, "param_groups": groups}
 
     def like(self, path: str) -> torch.Tensor | None:
@@ -78,21 +82,54 @@ class NamedOptimizer:
         """
         numbers = {name: number for number, name in enumerate(self._names)}
         saved = [name for group in state_dict["param_groups"] for name in group["params"]]
-        if sorted(saved) != sorted(self._names):
-            differ = sorted(set(saved) ^ set(self._names))
-            raise ValueError(f"parameters differ: {', '.join(differ[:5])} ({len(differ)} in all)")
-        groups = self._groups_in_own_order(state_dict["param_groups"])
-        state = {numbers[name]: one for name, one in state_dict["state"].items()}
+        require_same_names(saved, self._names)
+        own = self._optimizer.state_dict()["param_groups"]
+        names = [[self._names[number] for number in group["params"]] for group in own]
+        groups = [
+            {**found, "params": group["params"]}
+            for group, found in zip(
+                own, matched_groups(names, state_dict["param_groups"]), strict=True
+            )
+        ]
+        state = {
+            numbers[name]: {kind: put_together(value) for kind, value in one.items()}
+            for name, one in state_dict["state"].items()
+        }
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
 
-    def _groups_in_own_order(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the saved groups with this optimizer's numbers, each matched by its names."""
-        by_names = {frozenset(group["params"]): group for group in saved}
-        own = self._optimizer.state_dict()["param_groups"]
-        groups = []
-        for group in own:
-            names = frozenset(self._names[number] for number in group["params"])
-            if names not in by_names:
-                raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
-            groups.append({**by_names[names], "params": group["params"]})
-        return groups
+
+def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: bool = False) -> None:
+    """Raise unless what was saved is of one's own parameters.
+
+    Args:
+        saved: names of parameters.
+        own: names of parameters.
+        partial: whether some may lack, as before a first step.
+
+    Raises:
+        ValueError: they are not.
+    """
+    differ = sorted(set(saved) - set(own) if partial else set(saved) ^ set(own))
+    if differ:
+        raise ValueError(f"parameters differ: {', '.join(differ[:5])} ({len(differ)} in all)")
+
+
+def matched_groups(
+    names: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the saved group of each of one's own, matched by the names of its parameters.
+
+    Args:
+        names: of the parameters of each own group.
+        saved: groups whose ``params`` are names.
+
+    Raises:
+        ValueError: parameters were grouped otherwise.
+    """
+    by_names = {frozenset(group["params"]): group for group in saved}
+    groups = []
+    for own in names:
+        if frozenset(own) not in by_names:
+            raise ValueError(f"parameters are grouped otherwise: {sorted(own)[:3]}")
+        groups.append(dict(by_names[frozenset(own)]))
+    return groups

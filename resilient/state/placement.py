@@ -5,19 +5,23 @@ first mesh dimension to the last. ``Shard`` cuts what is left of an axis as ``to
 so the last ranks may hold less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
 cuts it in ``split_factor`` pieces first and takes the same chunk of each, so what a rank holds of
 an axis may be several runs. ``tests/property/test_placement.py`` holds this against torch.
+
+A :class:`FlatShard` is cut between any two elements, as ZeRO does, and held by one rank alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from resilient.errors import UnsavableState
-from resilient.format.regions import Region, whole
+from resilient.format.regions import Region, flat_regions
+from resilient.state.boxes import Box
+from resilient.state.flat import FlatShard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,22 +33,9 @@ Runs = list[tuple[int, int]]
 """Runs of indices on one axis, (first, how many), in the order in which a rank holds them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Box:
-    """A box of a global tensor and the memory that holds it here.
-
-    Attributes:
-        region: where it lies in the global tensor.
-        data: the same elements, as a view of this rank's memory.
-    """
-
-    region: Region
-    data: torch.Tensor
-
-
 def is_sharded(value: object) -> bool:
     """Say whether a tensor is spread over ranks."""
-    return isinstance(value, DTensor)
+    return isinstance(value, DTensor | FlatShard)
 
 
 def check_placements(tensor: torch.Tensor, path: str) -> None:
@@ -53,8 +44,7 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
     Raises:
         UnsavableState: no rank holds its values.
     """
-    assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
-    if any(one.is_partial() for one in tensor.placements):
+    if isinstance(tensor, DTensor) and any(one.is_partial() for one in tensor.placements):
         raise UnsavableState(
             f"`{path}` is a sum that was not made yet: its placements are {tensor.placements}",
             path=path,
@@ -64,6 +54,8 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that this rank holds, sharing its memory."""
+    if isinstance(tensor, FlatShard):
+        return tensor.memory
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
@@ -73,6 +65,8 @@ def boxes_of(tensor: torch.Tensor) -> tuple[Box, ...]:
     Raises:
         UnsavableState: its memory is not what its placements say.
     """
+    if isinstance(tensor, FlatShard):
+        return _flat_boxes(tensor)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -89,9 +83,17 @@ def boxes_of(tensor: torch.Tensor) -> tuple[Box, ...]:
             hint="report this with the way in which the tensor was made",
         )
     if tensor.numel() == 0:
-        # Without elements it is still there: who holds its first corner says so.
-        return (Box(whole(tensor.shape), local),) if not any(coordinate) else ()
+        return ()
     return tuple(_box(local, chosen) for chosen in product(*map(_placed, axes)))
+
+
+def _flat_boxes(tensor: FlatShard) -> tuple[Box, ...]:
+    boxes, place = [], 0
+    for region in flat_regions(tensor.shape, tensor.start, tensor.memory.numel()):
+        data = tensor.memory.narrow(0, place, region.size).view(region.lengths)
+        boxes.append(Box(region, data))
+        place += region.size
+    return tuple(boxes)
 
 
 def _placed(runs: Runs) -> list[tuple[int, int, int]]:
@@ -170,6 +172,8 @@ def _cut(runs: Runs, begin: int, end: int) -> Runs:
 
 def holders(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the ranks that hold the same boxes as this one, ascending; this one is among them."""
+    if isinstance(tensor, FlatShard):
+        return (dist.get_rank(),)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
     coordinate = tensor.device_mesh.get_coordinate() or ()
     chosen = tuple(

@@ -101,9 +101,15 @@ def cut(piece: Piece, count: int) -> list[Piece]:
 
 def _narrow(piece: Piece, part: Region) -> Piece:
     """Return a part of a piece; ``part`` is in the piece's own coordinates."""
-    data = piece.data
-    if part.size:
-        for axis, (offset, length) in enumerate(zip(part.offsets, part.lengths, strict=True)):
-            data = data.narrow(axis, offset, length)
+    data = box_of(piece.data, part)
     offsets = tuple(map(sum, zip(piece.region.offsets, part.offsets, strict=True)))
     return Piece(piece.spec, Region(offsets, part.lengths), data)
+
+
+def box_of(data: torch.Tensor, region: Region) -> torch.Tensor:
+    """Return a box of a tensor, in the tensor's own coordinates; shares its memory."""
+    if not region.size or region.is_whole(data.shape):
+        return data
+    for axis, (offset, length) in enumerate(zip(region.offsets, region.lengths, strict=True)):
+        data = data.narrow(axis, offset, length)
+    return data

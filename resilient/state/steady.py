@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,7 +10,7 @@ from resilient.state.optimizer import NamedOptimizer
 from resilient.state.tree import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from resilient.state.capture import Part
 
@@ -20,18 +20,17 @@ def steady_memory(parts: Mapping[str, Part]) -> frozenset[int]:
 
     These are the parameters that an optimizer among the parts holds, and its state. A forward
     pass may change everything else: buffers such as BatchNorm's, random state, parameters that
-    no optimizer of this save holds.
+    no optimizer of this save holds. A part may say itself what it holds, by a method ``steady()``
+    that yields tensors.
     """
-    optimizers = [
-        one.stateful.optimizer if isinstance(one.stateful, NamedOptimizer) else one.stateful
-        for one in parts.values()
-    ]
-    return frozenset(
-        address_of(tensor)
-        for optimizer in optimizers
-        if isinstance(optimizer, torch.optim.Optimizer)
-        for tensor in _held(optimizer)
-    )
+    return frozenset(address_of(one) for part in parts.values() for one in _steady(part.stateful))
+
+
+def _steady(stateful: Any) -> Iterable[torch.Tensor]:
+    if hasattr(stateful, "steady"):
+        return stateful.steady()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
+    optimizer = stateful.optimizer if isinstance(stateful, NamedOptimizer) else stateful
+    return _held(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else ()
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ that the model itself has, and optimizer state under the names of its parameters
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -99,10 +99,10 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return the user's module inside DDP, DataParallel and ``torch.compile``."""
+    """Return the user's module inside DDP, DataParallel, DeepSpeed and ``torch.compile``."""
     while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
+        if isinstance(model, DataParallel | DistributedDataParallel) or _is_engine(model):
+            model = cast("nn.Module", model.module)
         elif "_orig_mod" in model._modules:  # noqa: SLF001 - asking dynamo would load it
             model = model.get_submodule("_orig_mod")
         else:
@@ -173,7 +173,7 @@ def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
         return thing
     if isinstance(thing, nn.Module):
         return _model(name, thing)
-    if isinstance(thing, Optimizer):
+    if isinstance(thing, Optimizer) or _is_a(thing, "DeepSpeedOptimizer"):
         return _optimizer(name, thing, models)
     if isinstance(thing, torch.Generator):
         return Part(Generator(thing), "rank")
@@ -193,11 +193,15 @@ def _stateful(name: str, thing: Any) -> Part:
 
 
 def _model(name: str, model: nn.Module) -> Part:
-    # A ZeRO-3 parameter is a placeholder while it is not gathered.
-    if any(hasattr(one, "ds_id") for one in model.parameters()) or _is_a(model, "DeepSpeedEngine"):
+    if _is_engine(model):
+        # Only training with DeepSpeed pays for it.
+        from resilient.state.zero import ZeroModel
+
+        return Part(ZeroModel(model))
+    if any(hasattr(one, "ds_id") for one in model.parameters()):
         raise ConfigError(
-            f"`{name}` is DeepSpeed's, which keeps partitions where this cannot take them",
-            hint="shard by FSDP2 (torch.distributed.fsdp.fully_shard) instead",
+            f"`{name}` has parameters that ZeRO-3 has partitioned, and only its engine knows how",
+            hint=f"give what deepspeed.initialize returned first: {name}=engine",
         )
     if _is_flat(model):
         # Only FSDP1 pays for loading torch's part about it.
@@ -207,7 +211,22 @@ def _model(name: str, model: nn.Module) -> Part:
     return Part(bare(model))
 
 
-def _optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Part:
+def _optimizer(name: str, optimizer: Any, models: Mapping[str, nn.Module]) -> Part:
+    engines: list[Any] = [one for one in models.values() if _is_engine(one)]
+    for engine in engines:
+        if optimizer is engine.optimizer or optimizer is engine.basic_optimizer:
+            from resilient.state.zero import ZeroOptimizer
+
+            return Part(ZeroOptimizer(engine))
+    if _is_a(optimizer, "DeepSpeedOptimizer"):
+        raise ConfigError(
+            f"`{name}` is DeepSpeed's, and none of the modules given is its engine",
+            hint="give what deepspeed.initialize returned first as well: model=engine",
+        )
+    return _plain_optimizer(name, optimizer, models)
+
+
+def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Part:
     if _is_a(optimizer, "ZeroRedundancyOptimizer"):
         raise ConfigError(
             f"`{name}` is a ZeroRedundancyOptimizer, which hides the state of other ranks",
@@ -229,6 +248,10 @@ def _optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Module])
 
         return Part(Fsdp1Optimizer(whole[0], optimizer))
     return Part(NamedOptimizer(bare(whole[0]), optimizer))
+
+
+def _is_engine(model: nn.Module) -> bool:
+    return _is_a(model, "DeepSpeedEngine")
 
 
 def _is_a(thing: object, name: str) -> bool:
@@ -253,6 +276,11 @@ def _replica(model: nn.Module) -> DistributedDataParallel | None:
 
 
 def _strategy(models: Mapping[str, nn.Module], ranks: int) -> str:
+    for model in models.values():
+        if _is_engine(model):
+            from resilient.state.zero_homes import stage_of
+
+            return f"zero-{stage_of(model)}"
     if ranks == 1:
         return "single"
     for model in models.values():

@@ -92,7 +92,7 @@ class _Flattener:
         return [self.visit(one, f"{path}/{index}") for index, one in enumerate(value)]
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
-        local = _local(value, path)
+        local = local_of(value, path)
         if value.layout != torch.strided:
             raise UnsavableState(
                 f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
@@ -126,7 +126,7 @@ class _Flattener:
             ) from error
 
 
-def _local(value: torch.Tensor, path: str) -> torch.Tensor:
+def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
     """Return the memory of a tensor that this rank holds.
 
     Raises:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_right
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from resilient.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilient.storage.store import Data
 
 
@@ -53,6 +57,44 @@ def new_memory(size_bytes: int, head_bytes: int = 0) -> memoryview:
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[before:]
+
+
+class Room:
+    """Memory for a run of bytes: one piece, or several that lie anywhere.
+
+    Args:
+        pieces: flat, writable bytes, in the order of the run.
+    """
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self._pieces = tuple(piece for piece in pieces if len(piece))
+        self._stops = tuple(accumulate(map(len, self._pieces)))
+
+    def __len__(self) -> int:
+        """Return how many bytes the run has."""
+        return self._stops[-1] if self._stops else 0
+
+    def cut(self, begin: int, stop: int) -> list[memoryview]:
+        """Return the memory of the bytes from ``begin`` to ``stop`` of the run, or to its end."""
+        found = []
+        for index in range(bisect_right(self._stops, begin), len(self._pieces)):
+            piece = self._pieces[index]
+            first = self._stops[index] - len(piece)
+            if first >= stop:
+                break
+            found.append(piece[max(begin - first, 0) : stop - first])
+        return found
+
+    def part(self, begin: int, stop: int) -> Room:
+        """Return the room of a part of the run."""
+        return Room(self.cut(begin, stop))
+
+    def put(self, begin: int, data: Data) -> None:
+        """Copy ``data`` to the bytes from ``begin`` on; there must be so many."""
+        view, at = memoryview(data), 0
+        for piece in self.cut(begin, begin + len(view)):
+            piece[:] = view[at : at + len(piece)]
+            at += len(piece)
 
 
 def check_range(key: str, start: int, length: int) -> None:

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
 
 _READ_MAX_BYTES = 1 << 30
 _PIECE_BYTES = 4 << 20
+_VECTOR_MAX = 1024
+"""So many pieces of memory does one call of the kernel take, ``IOV_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class Contents(Protocol):
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Return bytes of a regular file; to its end where ``length`` is None."""
 
-    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from a regular file; return how many bytes came before its end."""
+    def read_into(self, path: Path, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from a regular file; return how many bytes came before its end."""
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a regular file."""
@@ -107,17 +110,19 @@ class PosixFiles:
             end = size_bytes if length is None else min(size_bytes, start + length)
             return _read_range(descriptor, start, end)
 
-    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
+    def read_into(self, path: Path, start: int, room: Room, arrived: Arrived) -> int:
         """Call ``preadv(2)``, which copies the bytes once, to where they are wanted.
 
+        One descriptor reads from front to back, however the memory lies: the kernel reads ahead
+        of a descriptor.
         What has arrived is told in pieces that the processor's cache can hold.
         """
         with _opened(path) as descriptor:
             _regular_size(os.fstat(descriptor), path)
             filled = 0
-            while filled < len(view):
-                piece = view[filled : filled + _PIECE_BYTES]
-                came = os.preadv(descriptor, [piece], start + filled)
+            while filled < len(room):
+                pieces = room.cut(filled, filled + _PIECE_BYTES)
+                came = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
                 if not came:
                     break
                 filled += came

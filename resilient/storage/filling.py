@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from resilient.storage.parts import Parts
 
 if TYPE_CHECKING:
+    from resilient.storage.buffers import Room
     from resilient.storage.store import Store
 
-Arrived = Callable[[int, int], None]
-"""Told of each piece, as soon as it is there, where in the view it begins and stops.
+_SHARING_MAX = 4
+"""A thread and, where files are made as they are written, memory for each."""
 
-Pieces come one behind the other from the view's beginning. They may begin anew; then what was
+Arrived = Callable[[int, int], None]
+"""Told of each piece, as soon as it is there, where in the room it begins and stops.
+
+Pieces come one behind the other from the room's beginning. They may begin anew; then what was
 there before counts for nothing. What this raises ends the filling.
 """
 
@@ -29,30 +33,30 @@ class Filling(Protocol):
 
     ranges: Parts
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from offset ``start`` and return how many bytes came.
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start`` and return how many bytes came.
 
-        Fewer come only at the object's end. When it raises, ``view`` may hold anything.
+        Fewer come only at the object's end. When it raises, ``room`` may hold anything.
 
         Raises:
             KeyNotFound: no such object.
         """
 
 
-def fill(store: Store, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-    """Fill ``view`` from any store; one that cannot do it costs a copy.
+def fill(store: Store, key: str, start: int, room: Room, arrived: Arrived) -> int:
+    """Fill ``room`` from any store; one that cannot do it costs a copy.
 
     Args:
         store: where the object is.
         key: its key.
         start: offset in it, bytes.
-        view: flat, writable bytes.
+        room: memory for what is wanted.
         arrived: told of each piece.
     """
     if isinstance(store, Filling):
-        return store.fill(key, start, view, arrived)
-    data = store.get_range(key, start, len(view))
-    view[: len(data)] = data
+        return store.fill(key, start, room, arrived)
+    data = store.get_range(key, start, len(room))
+    room.put(0, data)
     arrived(0, len(data))
     return len(data)
 
@@ -65,7 +69,11 @@ def ranges_of(store: Store) -> Parts:
 def files_at_once(store: Store, size_bytes: int) -> int:
     """Return how many objects of ``size_bytes`` may be on their way to ``store`` at once.
 
-    Their parts together are as many as the store wants on their way, or those of one object.
+    Their parts together are as many as the store wants on their way, or those of one object. A
+    store that bounds them by itself is given some more files, so that it always has parts to send.
     """
     best = ranges_of(store)
-    return max(best.in_flight // max(-(-size_bytes // best.part_bytes), 1), 1)
+    parts = max(-(-size_bytes // best.part_bytes), 1)
+    if best.are_shared:
+        return min(max(2 * best.in_flight // parts, 2), _SHARING_MAX)
+    return max(best.in_flight // parts, 1)

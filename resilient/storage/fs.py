@@ -9,7 +9,14 @@ from fsspec.core import url_to_fs
 
 from resilient.errors import ConfigError, KeyExists, KeyNotFound, NotExclusive
 from resilient.storage.buffers import byte_view, check_range
-from resilient.storage.fs_errors import errors_of, is_missing, kind_of_foreign, status_of
+from resilient.storage.fs_errors import (
+    TRUST_HINT,
+    errors_of,
+    is_missing,
+    is_untrusted,
+    kind_of_foreign,
+    status_of,
+)
 from resilient.storage.fs_exclusive import MEMORY_LOCK, create_for
 from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.parts import Parts, Pieces, read_in_parts
@@ -160,7 +167,8 @@ class FsspecStore:
                 if is_missing(error):
                     return []
                 raise
-        return sorted(self._entries(found, prefix))
+        # Asked below an object, adlfs names that object in a list; nothing is below it.
+        return sorted(self._entries(found, prefix)) if isinstance(found, dict) else []
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
@@ -185,12 +193,12 @@ class FsspecStore:
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Abort unfinished uploads on S3; see :func:`resilient.storage.uploads.abort_uploads`."""
+        """Abort unfinished uploads on S3; see :mod:`resilient.storage.uploads`."""
         if self._parts is None:
             return ()
-        from resilient.storage.uploads import abort_uploads
+        from resilient.storage.uploads import abort_through_s3fs
 
-        return abort_uploads(self._url, self._given, is_ours, older_than_seconds, clock)
+        return abort_through_s3fs(self._url, self._given, is_ours, older_than_seconds, clock)
 
     def _put_in_parts(self, path: str, view: memoryview, parts: Parts) -> None:
         # The library sends one PUT below twice the part size, and that one takes bytes alone.
@@ -226,7 +234,8 @@ class FsspecStore:
     def _not_exclusive(self, key: str) -> NotExclusive:
         return NotExclusive(
             f"cannot create `{key}` in {self.url}: no exclusive create is known there, so two "
-            "processes could both believe they were first; a local path and s3:// have one",
+            "processes could both believe they were first; a local path, s3://, gs:// and az:// "
+            "have one",
             key=key,
             hint="pip install --upgrade s3fs" if self.url.startswith("s3") else "",
         )
@@ -250,12 +259,12 @@ class FsspecStore:
         except self._caught as error:
             if reading and is_missing(error):
                 raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
-            kind = kind_of_foreign(error)
+            kind, text = kind_of_foreign(error), redacted_text(str(error))
+            hint = TRUST_HINT if is_untrusted(text) else f"resilient ckpt ls {self.url}"
             raise kind(
-                f"cannot {verb} `{key}` in {self.url}: {type(error).__name__}: "
-                f"{redacted_text(str(error))}",
+                f"cannot {verb} `{key}` in {self.url}: {type(error).__name__}: {text}",
                 key=key,
-                hint=f"resilient ckpt ls {self.url}",
+                hint=hint,
             ) from error
 
 

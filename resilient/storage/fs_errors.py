@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -70,6 +71,18 @@ _BY_NAME: dict[str, type[StoreError]] = {
 _DEPTH_MAX = 5
 
 
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED|InvalidCertificate")
+TRUST_HINT = "name the PEM file of the authority that signed it: storage option `ca_file`"
+
+
+def is_untrusted(text: str) -> bool:
+    """Say whether a message of ``ssl`` or rustls is about a certificate that nobody vouches for.
+
+    Asking again does not help, and for want of an answer it would look like a server that is away.
+    """
+    return _UNTRUSTED.search(text) is not None
+
+
 def errors_of(protocol: str) -> tuple[type[Exception], ...]:
     """Return every class that the library behind ``protocol`` is known to raise."""
     found: list[type[Exception]] = [OSError, ValueError, EOFError, NotImplementedError]
@@ -83,6 +96,8 @@ def errors_of(protocol: str) -> tuple[type[Exception], ...]:
 def kind_of_foreign(error: BaseException) -> type[StoreError]:
     """Return the class of error that ``error`` is: by code, by status, by errno, by name."""
     found: type[StoreError] | None = _answered(code_of(error), status_of(error))
+    if found is None and any(is_untrusted(str(one)) for one in _chain(error)):
+        return StoreDenied
     if found is None and isinstance(error, OSError):
         found = kind_of(error)
     if found is None or found is StoreError:

@@ -23,6 +23,8 @@ MEMORY_LOCK = threading.RLock()
 """Held by whoever writes to ``memory://``, which is one dict per process and has no lock."""
 
 _WRITER = "resilient-writer"
+_GCS = frozenset({"gs", "gcs"})
+_AZURE = frozenset({"az", "abfs", "abfss"})
 _PUT_OBJECT_MAX_BYTES = 5 << 30
 _CONFLICT = (409, 412)
 _BOTOCORE_WITH_CONDITION = (1, 35, 20)
@@ -34,6 +36,10 @@ def create_for(protocol: str, filesystem: Any) -> Create | None:
         return _create_in_memory
     if protocol in ("s3", "s3a") and _s3_knows_conditions(filesystem):
         return _create_on_s3
+    if protocol in _GCS and _knows_mode(filesystem):
+        return _create_on_gcs
+    if protocol in _AZURE and "overwrite" in _parameters(filesystem):
+        return _create_on_azure
     return None
 
 
@@ -76,6 +82,31 @@ def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
             raise FileExistsError(errno.EEXIST, "the key is taken", path) from error
 
 
+def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
+    """Put with ``ifGenerationMatch=0``: only if the object has no live generation.
+
+    gcsfs tries six times whatever it is told, so a token tells our own echo here too. Its
+    uploads in several requests carry the condition as well.
+    """
+    token = secrets.token_hex(16)
+    try:
+        filesystem.pipe_file(path, data, mode="create", metadata={_WRITER: token})
+    except FileExistsError:
+        filesystem.invalidate_cache()
+        found = filesystem.info(path).get("metadata") or {}
+        if found.get(_WRITER) != token:
+            raise
+
+
+def _create_on_azure(filesystem: Any, path: str, data: bytes) -> None:
+    """Put Blob with ``If-None-Match: *``, which is what ``overwrite=False`` sends.
+
+    Told to try once: a try that got no answer is then seen as one, and not as a key that is
+    taken by somebody else.
+    """
+    filesystem.pipe_file(path, data, overwrite=False, retry_total=0)
+
+
 def _writer(filesystem: Any, path: str) -> str:
     try:
         found: dict[str, str] = filesystem.metadata(path, refresh=True)
@@ -91,7 +122,12 @@ def _s3_knows_conditions(filesystem: Any) -> bool:
         botocore = tuple(int(part) for part in version("botocore").split(".")[:3])
     except (PackageNotFoundError, ValueError):
         return False
-    return (
-        botocore >= _BOTOCORE_WITH_CONDITION
-        and "mode" in inspect.signature(filesystem._pipe_file).parameters  # noqa: SLF001 - its API
-    )
+    return botocore >= _BOTOCORE_WITH_CONDITION and _knows_mode(filesystem)
+
+
+def _knows_mode(filesystem: Any) -> bool:
+    return "mode" in _parameters(filesystem)
+
+
+def _parameters(filesystem: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(filesystem._pipe_file).parameters)  # noqa: SLF001 - its API

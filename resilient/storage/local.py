@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.buffers import Room
     from resilient.storage.files import Files, Handle
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data
@@ -105,12 +106,12 @@ class LocalStore(SweepsTemporaries):
         with self._errors("get", key, reading=True):
             return self._files.read(file, start, length)
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``; fewer bytes come only at the object's end."""
         file = self._file(key)
-        check_range(key, start, len(view))
+        check_range(key, start, len(room))
         with self._errors("get", key, reading=True):
-            return self._files.read_into(file, start, view, arrived)
+            return self._files.read_into(file, start, room, arrived)
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""

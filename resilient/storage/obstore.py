@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,9 +23,10 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.storage.buffers import byte_view, check_range
-from resilient.storage.fs_errors import kind_of_answer
-from resilient.storage.parts import read_in_parts
+from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
+from resilient.storage.parts import Lanes, read_in_parts
 from resilient.storage.s3_options import for_obstore, for_s3fs
+from resilient.storage.s3_sign import known_credentials
 from resilient.storage.store import Entry, check_key, is_key
 from resilient.storage.urls import redacted, redacted_text
 
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from resilient.clock import Clock
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.storage.s3_options import S3Options
     from resilient.storage.store import Data
 
 _CAUGHT = (exceptions.BaseError, OSError, ValueError)
 _PUT_OBJECT_MAX_BYTES = 5 << 30
+_PIECE_BYTES = 1 << 20
 _NOT_FOUND, _CONDITION_FAILED, _NOT_SATISFIABLE, _NOT_IMPLEMENTED = 404, 412, 416, 501
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # Neither has an answer of the server: nobody there, cut, timed out; or cut in mid-body.
 _UNANSWERED = re.compile(r"HTTP error: |error (?:decoding|reading) response body|error sending")
+_REFUSED = re.compile(r"InvalidCertificate\(\s*(\w+)")
 # Where a machine without credentials of its own is asked for its role.
 _ROLE = re.compile(r"http://(?:169\.254\.\d+\.\d+|\[fd00:ec2::254\])[:/]")
 
@@ -67,10 +72,12 @@ class ObstoreStore:
     def __init__(self, url: str, options: S3Options) -> None:
         self.url = redacted(url)
         self._options = options
-        self._parts = self.ranges = options.parts
+        self._parts = self.ranges = replace(options.parts, are_shared=True)
+        self._lanes = Lanes(self._parts.in_flight)
         parts = urlsplit(url)
         # A user in the URL is nobody's credential: s3:// has no such form.
         bucket, prefix = parts.netloc.rpartition("@")[2], parts.path.strip("/")
+        self._name, self._prefix = bucket, prefix
         if not bucket:
             raise ConfigError(f"cannot open {self.url}: it names no bucket", hint="s3://bucket/run")
         try:
@@ -87,14 +94,15 @@ class ObstoreStore:
         """
         view = byte_view(data, check_key(key))
         part_bytes = self._parts.bytes_for(len(view))
-        with self._errors("put", key):
+        wanted = self._parts.count_for(len(view))
+        with self._errors("put", key), self._lanes.take(wanted) as in_flight:
             obstore.put(
                 self._bucket,
                 key,
                 view,
                 use_multipart=len(view) > part_bytes,
                 chunk_size=part_bytes,
-                max_concurrency=self._parts.in_flight,
+                max_concurrency=in_flight,
             )
 
     def put_new(self, key: str, data: Data) -> None:
@@ -137,12 +145,21 @@ class ObstoreStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return bytes(self._range(key, start, length))
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from offset ``start``; fewer bytes come only at the object's end."""
-        came = self._range(key, start, len(view))
-        view[: len(came)] = came
-        arrived(0, len(came))
-        return len(came)
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``; fewer bytes come only at the object's end."""
+        check_range(check_key(key), start, len(room))
+        if not len(room):
+            self.stat(key)
+            return 0
+        came = 0
+        with self._errors("get", key, reading=True):
+            for piece in self._stream(key, start, len(room)):
+                # Copied and proved while the rest is on its way.
+                stop = came + len(piece)
+                room.put(came, piece)
+                arrived(came, stop)
+                came = stop
+        return came
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
@@ -171,11 +188,22 @@ class ObstoreStore:
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Abort unfinished uploads; see :func:`resilient.storage.uploads.abort_uploads`."""
-        from resilient.storage.uploads import abort_uploads
+        """Abort unfinished uploads; see :func:`resilient.storage.uploads.abort_uploads`.
 
-        given = for_s3fs(self._options)
-        return abort_uploads(self.url, given, is_ours, older_than_seconds, clock)
+        obstore can neither list nor abort them. With credentials that are known here they are
+        asked for without it, with a machine's role through s3fs.
+        """
+        from resilient.storage import uploads
+        from resilient.storage.s3_requests import SignedUploads
+
+        who = known_credentials(self._options)
+        if who is None:
+            return uploads.abort_through_s3fs(
+                self.url, for_s3fs(self._options), is_ours, older_than_seconds, clock
+            )
+        found = SignedUploads(self._name, self._options, who, clock)
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        return uploads.abort_uploads(found, prefix, is_ours, older_than_seconds, clock)
 
     def _begin(self, key: str) -> obstore.GetResult:
         """Ask for the first part, whose answer also tells the size and the version."""
@@ -201,6 +229,15 @@ class ObstoreStore:
                     return memoryview(b"")
                 raise
 
+    def _stream(self, key: str, start: int, length: int) -> Iterable[bytes]:
+        try:
+            found = obstore.get(self._bucket, key, options={"range": (start, start + length)})
+        except _CAUGHT as error:
+            if _status(error) == _NOT_SATISFIABLE:
+                return ()
+            raise
+        return found.stream(_PIECE_BYTES)
+
     def _read_version(self, key: str, version: str | None, start: int, length: int) -> memoryview:
         options: dict[str, Any] = {"range": (start, start + length)}
         if version:
@@ -225,7 +262,9 @@ class ObstoreStore:
             if reading and _is_missing(error):
                 raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
             kind, hint = _kind(error), f"resilient ckpt ls {self.url}"
-            if kind is StoreDenied:
+            if is_untrusted(str(error)):
+                hint = TRUST_HINT
+            elif kind is StoreDenied:
                 hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the storage options"
             raise kind(
                 f"cannot {verb} `{key}` in {self.url}: {_first_line(error)}", key=key, hint=hint
@@ -237,7 +276,7 @@ def _kind(error: Exception) -> type[StoreError]:
     text = _first_line(error)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return StoreDenied
-    if _ROLE.search(text):
+    if _ROLE.search(text) or is_untrusted(str(error)):
         return StoreDenied
     status = _status(error)
     if status == _NOT_IMPLEMENTED:
@@ -265,4 +304,8 @@ def _code(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     """Return the message without the library's debugging view of itself."""
-    return redacted_text(str(error).partition("\n\nDebug source:")[0].strip())
+    text, _, debug = str(error).partition("\n\nDebug source:")
+    # Of a certificate that is refused the library tells only there.
+    reason = _REFUSED.search(debug)
+    why = f": the server's certificate is not trusted ({reason[1]})" if reason else ""
+    return redacted_text(text.strip()) + why

@@ -9,9 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.storage.cloud_options import for_cloud
 from resilient.storage.local import LocalStore
 from resilient.storage.retrying import RetryingStore
-from resilient.storage.s3_options import for_s3fs, read_s3_options
+from resilient.storage.s3_options import for_s3fs, read_s3_options, trusted
 from resilient.storage.urls import protocol_of, redacted
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def open_store(
         clock: for the pauses between tries.
         within_seconds: how long one operation may go on trying.
         storage_options: endpoint, credentials and the like: for ``s3://`` the names in
-            :mod:`resilient.storage.s3_options`, else passed to fsspec as they are. Never shown,
-            never stored.
+            :mod:`resilient.storage.s3_options`, for ``gs://`` and ``az://`` in
+            :mod:`resilient.storage.cloud_options`, else passed to fsspec as they are. Never
+            shown, never stored.
 
     Raises:
         ConfigError: the URL is empty or malformed, or the package for it is not installed.
@@ -61,7 +63,7 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
     # fsspec and what it loads take 0.1 s, which a command on a local folder need not pay.
     from resilient.storage.fs import FsspecStore
 
-    return FsspecStore(url, **storage_options)
+    return FsspecStore(url, **for_cloud(protocol_of(url), storage_options))
 
 
 def _s3(url: str, options: S3Options) -> Store:
@@ -69,6 +71,8 @@ def _s3(url: str, options: S3Options) -> Store:
     if options.client == "s3fs" or options.for_s3fs or not _has_obstore(options.client):
         from resilient.storage.fs import FsspecStore
 
+        # Its own error would come with the first request, and look like a server that is away.
+        trusted(options)
         return FsspecStore(url, options.parts, **for_s3fs(options))
     from resilient.storage.obstore import ObstoreStore
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from resilient.storage.store import Data
 
@@ -20,17 +22,53 @@ class Parts:
     """The back-pressure of one transfer: at most ``in_flight * part_bytes`` are on their way.
 
     Attributes:
-        part_bytes: size of one part; an object that fits in one is one request.
+        part_bytes: least size of one part; an object that has no two of them is one request.
         in_flight: parts that are on their way at once.
+        are_shared: whether all transfers of a store together have no more on their way.
     """
 
     part_bytes: int = 16 * _MIB
     in_flight: int = 8
+    are_shared: bool = False
+
+    def count_for(self, size_bytes: int) -> int:
+        """Return the number of parts of an object: S3 takes at most 10,000 of one upload."""
+        return min(max(size_bytes // self.part_bytes, 1), _PARTS_MAX)
 
     def bytes_for(self, size_bytes: int) -> int:
-        """Return the part size for an object: S3 takes at most 10,000 parts of one upload."""
-        least = -(-size_bytes // _PARTS_MAX)
-        return max(self.part_bytes, -(-least // _MIB) * _MIB)
+        """Return the part size for an object: parts of equal size, none of them a small rest."""
+        each = -(-size_bytes // self.count_for(size_bytes))
+        return max(self.part_bytes, each)
+
+
+class Lanes:
+    """What all transfers of a store together may have on their way.
+
+    Args:
+        in_flight: parts.
+    """
+
+    def __init__(self, in_flight: int) -> None:
+        self._free = in_flight
+        # The next file begins before a large one has ended, so that nothing idles at its end.
+        self._most = max(in_flight * 3 // 4, 1)
+        self._least = max(in_flight // 4, 1)
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, wanted: int) -> Iterator[int]:
+        """Wait until some parts may go, and give how many: ``wanted``, or fewer."""
+        wanted = min(wanted, self._most)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= min(wanted, self._least))
+            taken = min(wanted, self._free)
+            self._free -= taken
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
 
 
 class Pieces:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from resilient.clock import Clock
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Entry, Store
 
@@ -87,9 +88,9 @@ class RetryingStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return self._persist(lambda: self._store.get_range(key, start, length))
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from offset ``start``, from its first byte again at each try."""
-        return self._persist(lambda: fill(self._store, key, start, view, arrived))
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``, from its first byte again at each try."""
+        return self._persist(lambda: fill(self._store, key, start, room, arrived))
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""

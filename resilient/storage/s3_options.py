@@ -5,23 +5,28 @@
 ``region``          for example ``us-east-1``
 ``key`` ``secret``  the credentials; ``token`` goes with temporary ones
 ``anon``            true: do not sign
+``ca_file``         PEM file of whom to trust for https, besides the machine's own authorities
 ``client``          ``obstore`` or ``s3fs``; the fastest one that is installed by default
 ``connect_seconds`` until a connection must stand (5)
 ``request_seconds`` until one request of at most ``part_bytes`` must be answered (60)
-``part_bytes``      size of one part of a large object (16 MiB)
-``parts_in_flight`` parts on their way at once, per transfer (8)
+``part_bytes``      least size of one part of a large object (16 MiB); parts are of equal size
+``parts_in_flight`` parts on their way at once: per store (obstore), per transfer (s3fs) (8)
 ==================  ==============================================================
 
-What is not given, both clients take from the standard ``AWS_*`` variables and from the machine's
-role. s3fs also reads the profiles in ``~/.aws``, and obstore does not. Names that s3fs alone
-knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) choose s3fs.
+What is not given, both clients take from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
+``ca_file``) and from the machine's role. s3fs also reads the profiles in ``~/.aws``, and obstore
+does not. Names that s3fs alone knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...)
+choose s3fs.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import ssl
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
@@ -62,6 +67,7 @@ class S3Options:
     secret: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     anon: bool = field(default=False, repr=False)
+    ca_file: str = field(default="", repr=False)
     client: str = ""
     connect_seconds: float = 5.0
     request_seconds: float = 60.0
@@ -111,14 +117,17 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
         "token": options.token,
         "anon": options.anon,
         "endpoint_url": options.endpoint,
-        "client_kwargs": {"region_name": options.region} if options.region else {},
+        "client_kwargs": _given(region_name=options.region, verify=_ca_path(options)),
     }
-    spelled = {name: value for name, value in plain.items() if value}
-    timeouts = {
+    config = {
         "connect_timeout": options.connect_seconds,
         "read_timeout": options.request_seconds,
+        # Over https too the SHA-256 of each body is signed, as obstore does. Its own checksums
+        # come after the body in a form that many servers refuse (411 from Ceph 16).
+        "request_checksum_calculation": "when_required",
+        "s3": {"payload_signing_enabled": True},
     }
-    ours: dict[str, Any] = {**spelled, "config_kwargs": timeouts}
+    ours: dict[str, Any] = {**_given(**plain), "config_kwargs": config}
     return merged(ours, options.for_s3fs)
 
 
@@ -132,7 +141,7 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
         "session_token": options.token,
         "skip_signature": options.anon,
     }
-    config: dict[str, Any] = {name: value for name, value in plain.items() if value}
+    config = _given(**plain)
     # One object, one DELETE: not every server has the request that deletes many.
     config["disable_bulk_delete"] = True
     return {
@@ -142,9 +151,31 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
             "allow_http": True,
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             "timeout": timedelta(seconds=options.request_seconds),
+            **_given(root_certificate=trusted(options)),
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
     }
+
+
+def trusted(options: S3Options) -> bytes:
+    """Return the certificates, in PEM, of whom to trust for https besides the machine's own.
+
+    Raises:
+        ConfigError: the file that is named cannot be read, or holds no certificate.
+    """
+    path = _ca_path(options)
+    if not path:
+        return b""
+    try:
+        found = Path(path).expanduser().read_bytes()
+        ssl.create_default_context().load_verify_locations(cadata=found.decode("ascii", "ignore"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read certificates from `{path}` (storage option `ca_file` or AWS_CA_BUNDLE): "
+            f"{getattr(error, 'strerror', None) or error}",
+            hint=f"openssl x509 -noout -subject -in {path}",
+        ) from error
+    return found
 
 
 def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +185,15 @@ def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(ours[name], dict) and isinstance(given[name], dict):
             both[name] = {**ours[name], **given[name]}
     return both
+
+
+def _ca_path(options: S3Options) -> str:
+    # s3fs would not look at the variable by itself.
+    return options.ca_file or os.environ.get("AWS_CA_BUNDLE", "")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -23,7 +23,8 @@ ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
 _PREFIX = "resilient-"
 _OWNER = "owner.json"
 _ATTEMPTS_MAX = 16
-_SPARE_BYTES = 128 << 20
+SPARE_BYTES = 128 << 20
+"""Memory of the machine that is never taken."""
 
 
 class SharedFolder:
@@ -54,10 +55,10 @@ class SharedFolder:
             StoreFull: that much is not free.
         """
         left_bytes = memory_left_bytes()
-        if left_bytes is not None and size_bytes > left_bytes - _SPARE_BYTES:
+        if left_bytes is not None and size_bytes > left_bytes - SPARE_BYTES:
             raise StoreFull(
                 f"{size_bytes} bytes of shared memory are too many: this host has {left_bytes} "
-                f"bytes of memory left and {_SPARE_BYTES} must stay",
+                f"bytes of memory left and {SPARE_BYTES} must stay",
                 hint="free -b; a container's is set by its memory limit",
             )
         self._made += 1

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from resilient.strategies.buffers import broadcast_buffers
+from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    import torch
     from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.strategies.strategy import Bound, Updates
 
 
 class FixedBuckets(DistributedDataParallel):
@@ -64,6 +69,10 @@ class DdpStrategy:
             wrapped.fix_buckets()
         return wrapped
 
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the model as it is and what makes its steps."""
+        return bind_plainly(self, model, optimizer, updates)
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module inside."""
         return cast("nn.Module", model.module)
@@ -78,5 +87,4 @@ class DdpStrategy:
         Running statistics differ between replicas after a step; without this a checkpoint
         could hold one of another rank, and a resumed run would not equal an unbroken one.
         """
-        for buffer in self.unwrap(model).buffers():
-            dist.broadcast(buffer, src=0)
+        broadcast_buffers(self.unwrap(model))

@@ -13,12 +13,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from resilient.errors import ConfigError
+from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+
+    from resilient.strategies.strategy import Bound, Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,13 @@ class FsdpStrategy:
         if isinstance(model, FSDPModule):
             return model
         _refuse_scalars(model)
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor.detach(), src=0)
+        broadcast([*model.parameters(), *model.buffers()])
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         for module in self._units(model):
             self._shard(module, mesh)
         self._shard(model, mesh)
         _require_sharded(model)
-        model.register_forward_pre_hook(_align_buffers)
+        model.register_forward_pre_hook(begin_with_rank_0)
         return model
 
     def _shard(self, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -89,6 +92,10 @@ class FsdpStrategy:
                 taken |= set(own)
         return units
 
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the sharded model and what makes its steps."""
+        return bind_plainly(self, model, optimizer, updates)
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model itself: it was sharded in place."""
         return model
@@ -105,25 +112,13 @@ class FsdpStrategy:
 
     def align(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+        broadcast_buffers(model)
 
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
     """Say whether no parameter of ``module`` is tied to one outside: sharding would untie them."""
     inside = Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
     return all(uses[one] == count for one, count in inside.items())
-
-
-def _align_buffers(model: nn.Module, _: object) -> None:
-    """Begin each forward pass of training with the buffers of rank 0, as DDP does.
-
-    Otherwise running statistics would differ between ranks, and a run that was saved at another
-    step than an unbroken one would go on from other buffers.
-    """
-    if torch.is_grad_enabled():
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
 
 
 def _refuse_scalars(model: nn.Module) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from resilient.strategies.strategy import bind_plainly
+
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.strategies.strategy import Bound, Updates
 
 
 class SingleStrategy:
@@ -17,6 +22,10 @@ class SingleStrategy:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""
         return model
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the model as it is and what makes its steps."""
+        return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""

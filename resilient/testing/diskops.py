@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.buffers import Room
     from resilient.storage.files import Files, Handle, Item
     from resilient.storage.filling import Arrived
     from resilient.testing.turns import Turns
@@ -107,10 +108,10 @@ class RecordingFiles:
         with self._look():
             return self._inner.read(path, start, length)
 
-    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
+    def read_into(self, path: Path, start: int, room: Room, arrived: Arrived) -> int:
         """Read into memory."""
         with self._look():
-            return self._inner.read_into(path, start, view, arrived)
+            return self._inner.read_into(path, start, room, arrived)
 
     def size_bytes(self, path: Path) -> int:
         """Ask for a file's length."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Union
 from resilient.testing.diskops import Act
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from resilient.testing.diskops import Op
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 512
 SUBSETS_OF_MAX = 5
 _GARBAGE = b"\xa5"
+_FOLDER = 1 << 62
+"""Begins the sum of a folder, so that an empty one is no empty file."""
 
 Tree = dict[str, Union[bytes, "Tree"]]
 """What is on a disk: content by name, a tree for a folder."""
@@ -43,6 +45,7 @@ class _Folder:
     names: dict[str, _File | _Folder] = field(default_factory=dict)
     durable: dict[str, _File | _Folder] = field(default_factory=dict)
     pending: list[Change] = field(default_factory=list)
+    settled: tuple[int, Tree] | None = None
 
     def change(self, change: Change) -> None:
         self.pending.append(change)
@@ -56,6 +59,7 @@ class _Folder:
 Names = dict[str, _File | _Folder]
 Change = dict[str, _File | _Folder | None]
 Fate = bytes | Names
+_Shape = tuple[int, list[tuple[str, _File | _Folder]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,11 @@ class DiskState:
 
     Attributes:
         digest: equal for equal trees within one process.
-        tree: files and folders.
+        tree: files and folders; None if the caller knows it already.
     """
 
     digest: int
-    tree: Tree
+    tree: Tree | None
 
 
 class Disk:
@@ -82,6 +86,7 @@ class Disk:
     def __init__(self, tree: Tree | None = None, lies: Callable[[], bool] | None = None) -> None:
         self._top = _folder_of(tree or {})
         self._files: dict[int, _File] = {}
+        self._homes: dict[int, Sequence[str]] = {}
         self._lies = lies or (lambda: False)
 
     def apply(self, op: Op) -> None:
@@ -89,10 +94,13 @@ class Disk:
         match op.act:
             case Act.CREATE:
                 file = self._files[op.file] = _File()
+                self._homes[op.file] = op.path[:-1]
                 self._at(op.path[:-1]).change({op.path[-1]: file})
             case Act.WRITE:
+                self._at(self._homes[op.file])
                 self._files[op.file].content += op.data
             case Act.SYNC:
+                self._at(self._homes[op.file])
                 if not self._lies():
                     self._files[op.file].durable = self._files[op.file].content
             case Act.SYNC_FOLDER:
@@ -114,30 +122,45 @@ class Disk:
                 gone: Change = {name: None} if op.act is Act.REPLACE else {}
                 folder.change(gone | {op.target[-1]: folder.names[name]})
 
-    def states(self, draw: Random, limit: int) -> Iterator[DiskState]:
+    def states(
+        self, draw: Random, limit: int, known: Container[int] = frozenset()
+    ) -> Iterator[DiskState]:
         """Return what may be left if the power goes now: all of it, or ``limit`` drawn ones.
 
-        Equal ones may come more than once. The first is that nothing unsynced is there, the
-        last that all of it is.
+        Each comes once; the last is that all of it is there, and the first that nothing
+        unsynced is, if that differs.
 
         Args:
             draw: draws, where there are too many.
             limit: how many are too many.
+            known: digests of states whose trees need not be built.
         """
         unsettled: list[_File | _Folder] = []
         settled: dict[int, tuple[int, Tree]] = {}
         _find(self._top, unsettled, settled)
         fates = [_fates(node, draw) for node in unsettled]
         keys = [id(node) for node in unsettled]
+        shapes: dict[int, _Shape] = {}
+        found: dict[int, Mapping[int, Fate]] = {}
+        last = 0
         for choice in _choices(fates, draw, limit):
-            yield DiskState(*_built(self._top, dict(zip(keys, choice, strict=True)), settled))
+            chosen: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
+            last = _digest(self._top, chosen, settled, shapes)
+            found.setdefault(last, chosen)
+        found[last] = found.pop(last)
+        for digest, chosen in found.items():
+            tree = None if digest in known else _built(self._top, chosen, settled)
+            yield DiskState(digest, tree)
 
     def _at(self, names: Sequence[str]) -> _Folder:
+        """Return a folder in which something changes, and with it all that it lies in."""
         folder = self._top
+        folder.settled = None
         for name in names:
             found = folder.names[name]
             assert isinstance(found, _Folder), "recorded operations succeeded"  # noqa: S101
             folder = found
+            folder.settled = None
         return folder
 
 
@@ -161,14 +184,13 @@ def _find(
     folder: _Folder, unsettled: list[_File | _Folder], settled: dict[int, tuple[int, Tree]]
 ) -> bool:
     """Gather what may have several fates; say whether nothing at or below ``folder`` has."""
+    if folder.settled is not None:
+        settled[id(folder)] = folder.settled
+        return True
     is_settled = not folder.pending
     if folder.pending:
         unsettled.append(folder)
-    # A name may come back, and a file that has a name in no folder any more has a fate no more.
-    reached = {id(node): node for node in folder.durable.values()}
-    for change in folder.pending:
-        reached |= {id(node): node for node in change.values() if node is not None}
-    for node in reached.values():
+    for node in _reached(folder):
         if isinstance(node, _Folder):
             is_settled &= _find(node, unsettled, settled)
         elif node.content != node.durable:
@@ -176,28 +198,79 @@ def _find(
                 unsettled.append(node)
             is_settled = False
     if is_settled:
-        settled[id(folder)] = _built(folder, {}, settled)
+        digest, tree = _digest(folder, {}, settled, {}), _built(folder, {}, settled)
+        settled[id(folder)] = folder.settled = (digest, tree)
     return is_settled
+
+
+def _reached(folder: _Folder) -> Iterable[_File | _Folder]:
+    """Return what may be in a folder: a name may come back; what has none has a fate no more."""
+    reached = {id(node): node for node in folder.durable.values()}
+    for change in folder.pending:
+        reached |= {id(node): node for node in change.values() if node is not None}
+    return reached.values()
+
+
+def _digest(
+    folder: _Folder,
+    fates: Mapping[int, Fate],
+    settled: Mapping[int, tuple[int, Tree]],
+    shapes: dict[int, _Shape],
+) -> int:
+    """Return a number that equal folders share: a sum over names, so that most is added once."""
+    if id(folder) in settled:
+        return settled[id(folder)][0]
+    names = fates.get(id(folder), folder.names)
+    assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
+    shape = shapes.get(id(names))
+    if shape is None:
+        shape = shapes[id(names)] = _shape(names, fates, settled)
+    total, unsettled = shape
+    for name, node in unsettled:
+        if isinstance(node, _Folder):
+            total += _spread(name, _digest(node, fates, settled, shapes))
+        else:
+            total += _spread(name, hash(fates[id(node)]))
+    return hash(total)
+
+
+def _spread(name: str, digest: int) -> int:
+    """Return a number that adds up well: hashes of tuples are almost linear, squares are not."""
+    mixed = hash((name, digest))
+    return mixed * mixed
+
+
+def _shape(
+    names: Names, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
+) -> _Shape:
+    """Return the sum over those names whose fate is known, and the others."""
+    total, unsettled = _FOLDER, list[tuple[str, _File | _Folder]]()
+    for name, node in names.items():
+        if id(node) in fates or (isinstance(node, _Folder) and id(node) not in settled):
+            unsettled.append((name, node))
+        elif isinstance(node, _Folder):
+            total += _spread(name, settled[id(node)][0])
+        else:
+            total += _spread(name, hash(node.content))
+    return total, unsettled
 
 
 def _built(
     folder: _Folder, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
-) -> tuple[int, Tree]:
+) -> Tree:
     if id(folder) in settled:
-        return settled[id(folder)]
+        return settled[id(folder)][1]
     names = fates.get(id(folder), folder.names)
     assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
     tree: Tree = {}
-    parts = []
     for name, node in names.items():
         if isinstance(node, _Folder):
-            digest, tree[name] = _built(node, fates, settled)
+            tree[name] = _built(node, fates, settled)
         else:
             content = fates.get(id(node), node.content)
             assert isinstance(content, bytes), "a file's fate is its content"  # noqa: S101
-            digest, tree[name] = hash(content), content
-        parts.append((name, digest))
-    return hash(frozenset(parts)), tree
+            tree[name] = content
+    return tree
 
 
 def _fates(node: _File | _Folder, draw: Random) -> Sequence[Fate]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.testing.faults import Fault
 
@@ -90,10 +91,10 @@ class PowerLossFiles:
             content = bytes(self._file(path).content)
             return content[start:] if length is None else content[start : start + length]
 
-    def read_into(self, path: Path, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` with bytes of a file."""
-        content = self.read(path, start, len(view))
-        view[: len(content)] = content
+    def read_into(self, path: Path, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` with bytes of a file."""
+        content = self.read(path, start, len(room))
+        room.put(0, content)
         arrived(0, len(content))
         return len(content)
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part
-from resilient.state.optimizer import NamedOptimizer
 from resilient.state.rng import RandomState
-from resilient.train import plan, schedulers
+from resilient.train import plan, schedules
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.meters import Meters
+from resilient.train.parallel import strategy_for
+from resilient.train.precision import Precision
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
 from resilient.train.session import place_of
@@ -21,10 +22,10 @@ from resilient.world.gang import say_farewell
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from resilient.state.capture import Stateful
+    from resilient.strategies.strategy import Updates
     from resilient.train.callbacks import CallbackHandler
     from resilient.train.data import Deal
     from resilient.train.hooks import TrainerHooks
@@ -52,14 +53,18 @@ def assemble(
     """
     args, session = hooks.args, hooks.session
     cursor, deal = _place_in_data(hooks)
-    strategy, topic = session.strategy(), session.next_topic()
-    model = strategy.prepare(hooks.model)
+    strategy = strategy_for(args, session.device, session.world.size, hooks.model)
+    topic, model = session.next_topic(), strategy.prepare(hooks.model)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
     optimizer = hooks.create_optimizer()
-    scheduler = schedulers.require_stepwise(hooks.create_scheduler(state.max_steps, optimizer))
+    scheduler = hooks.create_scheduler(state.max_steps, optimizer)
+    schedules.require_evaluations(args, scheduler)
+    bound = strategy.bind(model, optimizer, Precision(args, session.device))
+    hooks.precision = bound.updates
     meters, best = Meters(session.device, session.world.size), Best()
     parts = {
-        **_learned(hooks, optimizer, scheduler),
+        **bound.parts,
+        **_stepping(bound.updates, scheduler),
         "trainer_state": Part(state, document="trainer_state.json"),
         "data": Part(cursor),
         "callbacks": Part(callbacks),
@@ -80,7 +85,7 @@ def assemble(
     )
     return Run(
         strategy=strategy,
-        model=model,
+        model=bound.model,
         optimizer=optimizer,
         scheduler=scheduler,
         loader=hooks.get_train_dataloader(),
@@ -106,15 +111,10 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     return cursor, deal
 
 
-def _learned(hooks: TrainerHooks, optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Part]:
-    """Return the parts that torch makes."""
-    scaler = hooks.precision.scaler
-    return {
-        "model": Part(hooks.model),
-        "optimizer": Part(NamedOptimizer(hooks.model, optimizer)),
-        "scheduler": _part(scheduler),
-        **({"scaler": _part(scaler)} if scaler else {}),
-    }
+def _stepping(updates: Updates, scheduler: LRScheduler) -> dict[str, Part]:
+    """Return the parts that count with each step."""
+    scaler = updates.scaler
+    return {"scheduler": _part(scheduler), **({"scaler": _part(scaler)} if scaler else {})}
 
 
 def restore(
@@ -137,7 +137,7 @@ def restore(
     if planned != state.max_steps and hooks.makes_scheduler:
         old, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned, run.optimizer)
-        schedulers.carry_over(old, run.scheduler, run.optimizer)
+        schedules.carry_over(old, run.scheduler, run.optimizer)
         run.saver.parts["scheduler"] = _part(run.scheduler)
     callbacks.context |= {
         "optimizer": run.optimizer,

@@ -23,6 +23,7 @@ from resilient.train.evaluation import (
 )
 from resilient.train.export import gather_state, write_model
 from resilient.train.hooks import TrainerHooks
+from resilient.train.optimizers.create import set_mode
 from resilient.train.precision import Precision
 from resilient.train.reporting import MetricsLogged
 from resilient.train.run import set_seed
@@ -187,10 +188,12 @@ class TrainerBase(TrainerHooks):
         loader = self.get_eval_dataloader(dataset)
         tally = Tally(self._share_of(dataset), keep_outputs=keep_outputs)
         self.model.eval()
+        set_mode(self.optimizer, training=False)
         for inputs in loader:
             tally.add(*self.prediction_step(self.model, inputs, not keep_outputs, ignore_keys))
             fire("on_prediction_step", eval_dataloader=loader)
         self.model.train(was_training)
+        set_mode(self.optimizer, training=was_training)
         predictions, labels = tally.outputs()
         loss, metrics = tally.mean_loss(), {}
         if loss is not None:

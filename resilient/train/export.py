@@ -22,16 +22,26 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     One tensor at a time, and only where it is kept. Collective if the model is sharded.
     """
     state: dict[str, Any] = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, one in model.state_dict().items():
-        whole = one.full_tensor().cpu() if hasattr(one, "full_tensor") else one
+        whole = _whole(one, parameters.get(name))
         if keep:
             state[name] = whole
     return state
 
 
+def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
+    if hasattr(parameter, "ds_id"):
+        # Only DeepSpeed knows how to gather what it has partitioned.
+        from resilient.strategies.deepspeed import gathered
+
+        return gathered(parameter)
+    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Say whether a parameter is spread over ranks."""
-    return any(hasattr(one, "full_tensor") for one in model.parameters())
+    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
 
 
 def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.train import optimizers, schedulers
+from resilient.train import optimizers, schedules
 from resilient.train.batch import (
     find_labels,
     forward,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from resilient.strategies.strategy import Updates
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.precision import Precision
     from resilient.train.session import Session
 
 
@@ -46,7 +46,7 @@ class TrainerHooks:
     model: nn.Module
     args: TrainingArguments
     session: Session
-    precision: Precision
+    precision: Updates
     train_dataset: Any
     eval_dataset: Any
     data_collator: Callable[[Any], Any]
@@ -121,7 +121,7 @@ class TrainerHooks:
     ) -> LRScheduler:
         """Make ``self.lr_scheduler`` unless one was given, and return it."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = schedulers.create_scheduler(
+            self.lr_scheduler = schedules.create_scheduler(
                 self.args, optimizer or self.create_optimizer(), num_training_steps
             )
         return self.lr_scheduler

@@ -60,6 +60,10 @@ class Precision:
             clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
         return norm
 
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Free the gradients."""
+        optimizer.zero_grad(set_to_none=True)
+
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
         if self.scaler is None:

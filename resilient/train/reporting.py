@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from resilient.clock import Clock
+    from resilient.train.arguments.changes import Change
     from resilient.world.world import World
 
 
@@ -38,14 +39,12 @@ class ArgumentsChanged(Event):
     """The run goes on with other arguments than the life that saved."""
 
     level: ClassVar[Level] = Level.WARNING
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Change]
 
     def line(self) -> str:
-        """Name each argument with both values."""
-        changed = ", ".join(
-            f"{name} {old!r} -> {new!r}" for name, (old, new) in self.changes.items()
-        )
-        return f"arguments differ from the checkpoint's: {changed}"
+        """Name each argument with both values and what follows, one to a line."""
+        shown = (f"\n  {one.shown(name)}" for name, one in self.changes.items())
+        return f"arguments differ from the checkpoint's:{''.join(shown)}"
 
 
 @dataclass(frozen=True, slots=True)

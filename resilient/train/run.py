@@ -69,6 +69,11 @@ class Run:
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
 
     @property
+    def trained_numbers(self) -> int:
+        """How many numbers are trained, whether they are here or not."""
+        return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
+
+    @property
     def step_samples(self) -> int:
         """Samples that all ranks together train on in one optimizer step."""
         return self.deal.round_samples * self.accumulation

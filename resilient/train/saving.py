@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, SaveFailed
 from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.train.arguments.changes import changes_between, require_resumable
 from resilient.train.reporting import ArgumentsChanged, BestModelMissing, SaveRetried
 from resilient.vault.facts import PartsStartedFresh
 
@@ -78,18 +79,30 @@ class Saver:
         self._updates = 0
 
     def resume(self, ref: str, cause: str) -> Resumed | None:
-        """Restore everything from where the last life got to, if there was one. Collective."""
-        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause)
+        """Restore everything from where the last life got to, if there was one. Collective.
+
+        Raises:
+            ConfigError: an argument differs from the checkpoint's that cannot.
+        """
+        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause, examine=self._examine)
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resumed is None:
             return None
         self._saved, self._saved_step = resumed.checkpoint, resumed.step
         if resumed.absent:
             self.emit(PartsStartedFresh(resumed.absent))
-        changes = _differences(resumed.config, self._args.to_dict())
+        return resumed
+
+    def _examine(self, config: Mapping[str, Any]) -> None:
+        """Tell how this life's arguments differ from those that saved, then refuse some.
+
+        Raises:
+            ConfigError: one differs that cannot.
+        """
+        changes = changes_between(config, self._args.to_dict())
         if changes:
             self.emit(ArgumentsChanged(changes))
-        return resumed
+        require_resumable(changes, self._args.resume_changes)
 
     def save(self) -> bool:
         """Save this step unless it is saved; False if it was. Collective.
@@ -136,7 +149,7 @@ class Saver:
         """
         self._checkpointer.wait(in_every_tier=True)
 
-    def load_best(self, model: Part) -> None:
+    def load_best(self) -> None:
         """Load the weights of the best model that a checkpoint holds, or keep the last. Collective.
 
         A run that is trained to its end must not fail for this, life after life; so what cannot
@@ -148,7 +161,7 @@ class Saver:
             return
         try:
             if best != self._saved:
-                self._checkpointer.load_part(best, "model", model)
+                self._checkpointer.load_part(best, "model", self.parts["model"])
         except (IntegrityError, KeyNotFound, IncompatibleCheckpoint) as error:
             self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))
             return
@@ -170,15 +183,6 @@ class Saver:
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what both have and is not equal, as (old, new)."""
-    return {
-        name: (old[name], value)
-        for name, value in new.items()
-        if name in old and old[name] != value
-    }
 
 
 def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:

@@ -15,13 +15,10 @@ from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
-from resilient.strategies.ddp import DdpStrategy
-from resilient.strategies.single import SingleStrategy
-from resilient.train.arguments import layer_classes
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
-from resilient.vault.link import KeeperAddress
+from resilient.vault.guest import KeeperAddress
 from resilient.vault.promoter import Tiering
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from resilient.checkpointer import Checkpointer
     from resilient.clock import Clock
     from resilient.events import Emitter
-    from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
     from resilient.world.gang import Gang
     from resilient.world.world import World
@@ -55,25 +51,7 @@ class Session:
     @property
     def computes_together(self) -> bool:
         """Whether a forward pass needs all ranks, so that each must make as many as the others."""
-        return self.args.parallelism == "fsdp" and self.world.size > 1
-
-    def strategy(self) -> Strategy:
-        """Return how the model is parallel, as soon as there is more than one rank."""
-        if self.world.size == 1:
-            return SingleStrategy()
-        if self.computes_together:
-            # Only sharded training pays for loading torch's part about it.
-            from resilient.strategies.fsdp import FsdpStrategy
-
-            return FsdpStrategy(
-                self.device,
-                layer_classes(self.args),
-                self.args.fsdp_min_num_params,
-                self.args.fsdp_reshard_after_forward,
-            )
-        return DdpStrategy(
-            self.device, self.args.ddp_find_unused_parameters, self.args.ddp_bucket_cap_mb
-        )
+        return self.args.parallelism in ("fsdp", "deepspeed") and self.world.size > 1
 
     @property
     def repository(self) -> str:
@@ -105,7 +83,7 @@ class Session:
             scope=topic,
             keeper=self._keeper(),
             near_url=args.near_repo,
-            tiering=Tiering(args.durable_every, args.near_total_limit),
+            tiering=Tiering(args.durable_every, args.near_total_limit, args.durable_every_seconds),
             require_signature=launch.require_signature,
         )
 

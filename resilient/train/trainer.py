@@ -6,10 +6,10 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError, Preempted
-from resilient.state.capture import Part
-from resilient.train import plan
+from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, restore
 from resilient.train.base import TrainerBase, speeds
+from resilient.train.optimizers.create import set_mode
 from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
 from resilient.train.stop import listening_to_signals
@@ -72,6 +72,7 @@ class Trainer(TrainerBase):
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self._tell_start(run)
         run.model.train()
+        set_mode(run.optimizer, training=True)
         self.callback_handler.fire("on_train_begin")
         # An epoch that is open has an end to handle, even when no step is left.
         while run.cursor.is_open or not self._is_done:
@@ -80,7 +81,8 @@ class Trainer(TrainerBase):
             self._save(run)
         run.saver.wait()
         if self.args.load_best_model_at_end:
-            run.saver.load_best(Part(self.model))
+            run.saver.load_best()
+        set_mode(run.optimizer, training=False)
         loss = run.meters.training_loss()
         self.log({"train_loss": loss})
         self.callback_handler.fire("on_train_end")
@@ -131,8 +133,8 @@ class Trainer(TrainerBase):
         stepped = self.precision.step(optimizer)
         fire("on_optimizer_step")
         if stepped:
-            run.scheduler.step()
-        optimizer.zero_grad(set_to_none=True)
+            schedules.step_after_update(run.scheduler)
+        self.precision.zero_grad(optimizer)
         state.global_step += 1
         state.epoch = plan.epoch_fraction(run.deal, run.cursor)
         fire("on_step_end")
@@ -147,7 +149,7 @@ class Trainer(TrainerBase):
                 cursor.size,
                 run.step_samples,
                 run.deal.ranks,
-                sum(one.numel() for one in run.parameters),
+                run.trained_numbers,
             )
         )
 
@@ -162,7 +164,9 @@ class Trainer(TrainerBase):
             control.should_evaluate = False
             run.saver.before_update()
             run.strategy.align(run.model)
-            self._judge(run, self.evaluate())
+            metrics = self.evaluate()
+            schedules.step_after_evaluation(run.scheduler, self.args, metrics)
+            self._judge(run, metrics)
         if control.should_save:
             control.should_save = False
             self._save(run)

@@ -15,13 +15,15 @@ from resilient.vault.catalog import committed, folders_of
 from resilient.vault.generations import Generation, claim
 from resilient.vault.tiers import (
     TieredStore,
+    adopt_manifests,
+    nearest,
     require_same_run,
-    require_shared_near,
     share_record,
 )
 from resilient.world.agreement import agree, attempt
 
 if TYPE_CHECKING:
+    from resilient.storage.store import Store
     from resilient.vault.choose import Choice
     from resilient.vault.desk import Desk
 
@@ -42,12 +44,14 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
         StoreError: the store failed.
     """
 
-    def work(_shown: list[Any]) -> dict[str, Any]:
-        if isinstance(desk.store, TieredStore):
+    def look() -> None:
+        if isinstance(desk.store, TieredStore) and desk.leads:
             require_same_run(desk.store)
+
+    def work(_shown: list[Any]) -> dict[str, Any]:
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
         settle(desk.store)
-        above = max((one.generation for one in folders_of(desk.store)), default=0)
+        above = _highest(desk.store)
         return claim(
             desk.store,
             choice.checkpoint,
@@ -57,7 +61,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
             single_writer=desk.limits.single_writer,
         ).to_json()
 
-    ruling = agree(desk.comms, "resume/claim", None, work, desk.limits.within_seconds)
+    ruling = agree(desk.comms, "resume/claim", attempt(look), work, desk.limits.within_seconds)
     life = Generation.from_json(ruling)
     _share_near_tier(desk, life)
     told = desk.within(life)
@@ -67,26 +71,36 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
         _tell_what_is_left(told)
     parent = life.parent.folder if life.parent else ""
     told.tell(events.GenerationClaimed(life.number, parent, cause))
-    if desk.world.is_coordinator:
+    if desk.leads:
         sweep_uploads(told, life.number)
     return life
 
 
+def _highest(store: Store) -> int:
+    """Return the highest number that any folder of checkpoints bears, 0 if there is none.
+
+    A near tier counts with the folders of lives that nobody knows any more, too: the name of a
+    save must be free there.
+    """
+    near = nearest(store)
+    folders = [*folders_of(store), *(folders_of(near) if near is not store else ())]
+    return max((one.generation for one in folders), default=0)
+
+
 def _share_near_tier(desk: Desk, life: Generation) -> None:
-    """See to it that what this life saves near counts as its own, for every rank. Collective."""
+    """See to it that what this life saves near counts as its own, in every place. Collective."""
     tiers = desk.store
     if not isinstance(tiers, TieredStore):
         return
-    if desk.promoter:
-        desk.promoter.begin(life.number, life.parent)
-    within_seconds = desk.limits.within_seconds
 
-    def share(_shown: list[Any]) -> None:
-        share_record(tiers, life.number)
+    def share() -> None:
+        if desk.leads:
+            adopt_manifests(tiers)
+            share_record(tiers, life.number)
 
-    agree(desk.comms, "resume/near", None, share, within_seconds)
-    seen = attempt(lambda: require_shared_near(tiers, life.number, desk.world.rank))
-    agree(desk.comms, "resume/near/seen", seen, lambda _: None, within_seconds)
+    agree(desk.comms, "resume/near", attempt(share), lambda _: None, desk.limits.within_seconds)
+    if desk.promoter and desk.leads:
+        desk.promoter.begin(desk, life.number, life.parent)
 
 
 def _tell_what_is_left(desk: Desk) -> None:
@@ -103,7 +117,8 @@ def sweep_uploads(desk: Desk, mine: int) -> None:
 
     Crash: some are aborted; none of them was ever an object.
     """
-    if not isinstance(desk.store, Sweepable):
+    store = desk.store if desk.world.is_coordinator else nearest(desk.store)
+    if not isinstance(store, Sweepable):
         return
 
     def is_of_an_older_life(key: str) -> bool:
@@ -113,9 +128,9 @@ def sweep_uploads(desk: Desk, mine: int) -> None:
         return is_known and checkpoint is not None and checkpoint.generation < mine
 
     try:
-        gone = desk.store.sweep(is_of_an_older_life, 0.0, desk.clock)
+        gone = store.sweep(is_of_an_older_life, 0.0, desk.clock)
     except ResilientError as error:
-        desk.tell(events.UploadsLeft(error.message, error.hint))
+        desk.emit(events.UploadsLeft(error.message, error.hint))
         return
     if gone:
-        desk.tell(events.UploadsAborted(len(gone)))
+        desk.emit(events.UploadsAborted(len(gone)))

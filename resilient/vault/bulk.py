@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import CHUNK_BYTES, digest_bytes
-from resilient.format.extents import Extents, names_in, runs
-from resilient.storage.buffers import new_memory
+from resilient.format.digest import CHUNK_BYTES, digest_pieces
+from resilient.format.extents import Extents, Place, names_in, runs
+from resilient.storage.buffers import Room, new_memory
 from resilient.storage.filling import ranges_of
 from resilient.vault.damage import damaged, missing_is_damage
 from resilient.vault.fetch import fetch_into
 from resilient.vault.pool import each
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from resilient.errors import IntegrityError
+    from resilient.format.extents import PlacesByFile
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.storage.store import Store
+
+
+NOWHERE: PlacesByFile = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +33,28 @@ class _Range:
 
     entry: FileEntry
     start: int
-    view: memoryview
+    room: Room
 
 
 def read_ranges(
     store: Store,
     manifest: Manifest,
     files: Mapping[FileEntry, Collection[int]],
+    places: PlacesByFile = NOWHERE,
 ) -> dict[str, Extents]:
     """Return chunks of files, every one held against its digest.
 
-    The bytes go straight into memory of their own, which is all that is taken: what is on its way
-    is on its way there.
+    The bytes go straight to their places, and what has none into memory of its own, which is all
+    that is taken: what is on its way is on its way there. So places hold bytes that nobody has
+    proved from the first one on until this returns, and ever after if it raises.
 
-    Crash: reads only.
+    Crash: reads only; what was in ``places`` is gone.
 
     Args:
         store: the repository.
         manifest: of the checkpoint.
         files: the numbers of the chunks that are wanted of each.
+        places: where some of it goes; those of which not all is wanted are left alone.
 
     Raises:
         IntegrityError: a file is damaged, short, long or missing.
@@ -57,13 +66,15 @@ def read_ranges(
     whole = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
     each(lambda entry: _require_size(store, manifest, entry), whole, best.in_flight)
     heads = _heads(manifest)
-    found = {
-        entry.name: _room_for(entry, chunks, heads.get(entry.name, 0))
+    laid = {
+        entry: _lay_out(entry, chunks, heads.get(entry.name, 0), places.get(entry.name, ()))
         for entry, chunks in files.items()
     }
-    ranges = [one for entry in files for one in _cut(entry, found[entry.name], best.part_bytes)]
+    ranges = [
+        one for entry in files for run in laid[entry] for one in _cut(entry, run, best.part_bytes)
+    ]
     each(lambda one: _read(store, manifest, one), ranges, best.in_flight)
-    return found
+    return {entry.name: _extents(laid[entry]) for entry in files}
 
 
 def _require_size(store: Store, manifest: Manifest, entry: FileEntry) -> None:
@@ -83,23 +94,44 @@ def _heads(manifest: Manifest) -> dict[str, int]:
     return heads
 
 
-def _room_for(entry: FileEntry, chunks: Collection[int], head_bytes: int) -> Extents:
-    """Return memory for some chunks of a file; neighbours lie together."""
-    starts, parts = [], []
+def _lay_out(
+    entry: FileEntry, chunks: Collection[int], head_bytes: int, places: Sequence[Place]
+) -> list[list[Place]]:
+    """Return memory for each run of chunks of a file: its places, and what lies between them."""
+    begins = [place.start for place in places]
+    laid = []
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
-        length = min(count * CHUNK_BYTES, entry.size_bytes - start)
-        starts.append(start)
-        parts.append(new_memory(length, head_bytes - start))
-    return Extents(tuple(starts), tuple(parts))
+        stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
+        inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
+        laid.append(
+            _filled_up([one for one in inside if one.stop <= stop], start, stop, head_bytes)
+        )
+    return laid
 
 
-def _cut(entry: FileEntry, extents: Extents, range_bytes: int) -> Iterator[_Range]:
+def _filled_up(places: Sequence[Place], start: int, stop: int, head_bytes: int) -> list[Place]:
+    """Return ``places``, and memory of our own for the rest of what is between two offsets."""
+    laid, at = [], start
+    for place in (*places, Place(stop, memoryview(b""))):
+        if place.start > at:
+            laid.append(Place(at, new_memory(place.start - at, head_bytes - at)))
+        laid.append(place)
+        at = place.stop
+    return laid[:-1]
+
+
+def _extents(laid: Sequence[Sequence[Place]]) -> Extents:
+    places = [place for run in laid for place in run]
+    return Extents(tuple(one.start for one in places), tuple(one.memory for one in places))
+
+
+def _cut(entry: FileEntry, run: Sequence[Place], range_bytes: int) -> Iterator[_Range]:
     """Yield ranges of whole chunks, of about ``range_bytes``."""
     step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
-    for start, part in zip(extents.starts, extents.parts, strict=True):
-        for at in range(0, len(part), step):
-            yield _Range(entry, start + at, memoryview(part)[at : at + step])
+    room = Room(place.memory for place in run)
+    for at in range(0, len(room), step):
+        yield _Range(entry, run[0].start + at, room.part(at, at + step))
 
 
 def _read(store: Store, manifest: Manifest, one: _Range) -> None:
@@ -109,21 +141,21 @@ def _read(store: Store, manifest: Manifest, one: _Range) -> None:
         _prove(manifest, one, begin, stop)
 
     with missing_is_damage(store, manifest, key):
-        came = fetch_into(store, key, one.start, one.view, prove)
-        if came < len(one.view):
+        came = fetch_into(store, key, one.start, one.room, prove)
+        if came < len(one.room):
             # Once more, as whatever does not fit: it may have been cut on the way.
-            came = fetch_into(store, key, one.start, one.view, prove)
-    if came < len(one.view):
-        raise _damaged(manifest, one, came, len(one.view))
+            came = fetch_into(store, key, one.start, one.room, prove)
+    if came < len(one.room):
+        raise _damaged(manifest, one, came, len(one.room))
 
 
 def _prove(manifest: Manifest, one: _Range, begin: int, stop: int) -> None:
     """Raise unless the chunks whose last bytes came, between ``begin`` and ``stop``, are whole."""
-    length = len(one.view)
+    length = len(one.room)
     for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES):
         last = min(first + CHUNK_BYTES, length)
         expected = one.entry.chunks[(one.start + first) // CHUNK_BYTES]
-        if last <= stop and digest_bytes(one.view[first:last]) != expected:
+        if last <= stop and digest_pieces(one.room.cut(first, last)) != expected:
             raise _damaged(manifest, one, first, last)
 
 

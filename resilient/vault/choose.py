@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.vault.catalog import Skipped, lineage, resolve
-from resilient.vault.read import UNSIGNED, Proved, read
+from resilient.vault.read import Proved, Wanted, read_wanted
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Mapping
 
-    from resilient.format.extents import Boxes
     from resilient.format.manifest import Manifest
-    from resilient.format.signature import Signing
     from resilient.storage.store import Store
     from resilient.world.comms import Comms
 
@@ -57,32 +55,24 @@ class Resumed:
     world_size: int
     absent: tuple[str, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What this rank needs of a checkpoint.
-
-    Attributes:
-        parts: stored names of the parts.
-        boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
-        signing: whether only what is signed may be taken, and by which key.
-        mends: whether damage is computed back from parity before an older checkpoint is taken.
-    """
-
-    parts: Collection[str]
-    boxes: Callable[[Manifest], Boxes] | None = None
-    signing: Signing = UNSIGNED
-    mends: bool = False
+    @staticmethod
+    def of(manifest: Manifest, absent: tuple[str, ...]) -> Resumed:
+        """Return what a life goes on from that loaded the checkpoint of ``manifest``."""
+        checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
+        return Resumed(checkpoint, checkpoint.step, manifest.config, size, absent)
 
 
 def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:
     """Return the first candidate that all ranks can read, with this rank's bytes of it.
 
+    With ``wanted.places`` they are where they are wanted already, on all ranks; and if this
+    raises, those places hold what was read last of one candidate or of several.
+
     A store that fails says nothing about a checkpoint: then this raises, and no older
     checkpoint is taken in its place.
 
     Collective: every rank, same ``ref``.
-    Crash: reads only.
+    Crash: reads only; this process's memory changed.
 
     Args:
         store: the repository.
@@ -107,7 +97,7 @@ def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds:
             return Choice(proved, tuple(skipped))
         skipped.append(Skipped(folder, problem))
     if plan["candidates"] or plan["lost"]:
-        raise _nothing_left(store, skipped, plan)
+        raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
     return Choice(None, tuple(skipped))
 
 
@@ -133,9 +123,7 @@ def _try(
 
     def work() -> tuple[Proved | None, str]:
         try:
-            return read(
-                store, checkpoint, wanted.parts, wanted.boxes, wanted.signing, mends=wanted.mends
-            ), ""
+            return read_wanted(store, checkpoint, wanted), ""
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:
@@ -153,12 +141,15 @@ def _first_problem(problems: list[str]) -> str:
     return ""
 
 
-def _nothing_left(store: Store, skipped: list[Skipped], plan: dict[str, Any]) -> NoIntactCheckpoint:
+def _nothing_left(
+    store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
+) -> NoIntactCheckpoint:
+    touched = "; the live model and optimizer may hold some of it: use neither" * is_touched
     reasons = "; ".join(f"{one.name}: {one.reason}" for one in skipped) or plan["lost"]
     # Outside the line of descent, so never taken by itself; but a person may want it.
     others = "".join(f"; to use {one} all the same: --resume {one}" for one in plan["abandoned"])
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training will not silently start "
-        f"over: {reasons}",
+        f"over: {reasons}{touched}",
         hint=f"resilient ckpt verify --all {store.url}{others}; to start over: --resume never",
     )

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from resilient.errors import ConfigError
+from resilient.format.names import parse_checkpoint
 from resilient.format.parity import check_parity
 from resilient.format.signature import Signing
+from resilient.vault.facts import CheckpointMended
+from resilient.vault.places import Places
+from resilient.vault.read import Wanted
 from resilient.vault.retention import Retention
+from resilient.vault.tiers import TieredStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from resilient.clock import Clock
     from resilient.events import Emitter, Event
+    from resilient.format.extents import Boxes, PlacesByFile
+    from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
     from resilient.vault.generations import Generation
-    from resilient.vault.promoter import Promoter
+    from resilient.vault.read import Proved
     from resilient.world.comms import Comms
     from resilient.world.world import World
 
 UNCHANGED = ("refer", "write")
+_CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class Limits:
         parity: how many files of each rank may be lost and be computed back.
         repair_on_restore: whether a restore computes damaged files back, in memory, where parity
             can, instead of going back to an older checkpoint.
+        pace_seconds_max: how long a save may take to be durable because the thread that persists
+            it rests while training uses all cores (:mod:`resilient.vault.pace`); 0 for no rest.
 
     Raises:
         ConfigError: a value that is not accepted.
@@ -49,6 +60,7 @@ class Limits:
     save_unchanged: str = "refer"
     parity: int = 0
     repair_on_restore: bool = True
+    pace_seconds_max: float = 60.0
 
     def __post_init__(self) -> None:
         check_parity(self.parity)
@@ -56,6 +68,11 @@ class Limits:
             raise ConfigError(
                 f"`save_unchanged`={self.save_unchanged!r} is not accepted: "
                 f"use one of {', '.join(UNCHANGED)}"
+            )
+        if not self.pace_seconds_max >= 0:
+            raise ConfigError(
+                f"`pace_seconds_max`={self.pace_seconds_max!r} is not accepted: "
+                "use 0 for saves that never rest, or seconds"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +83,54 @@ class Limits:
     def from_json(value: Mapping[str, Any]) -> Limits:
         """Return the limits that ``to_json`` described."""
         return Limits(**{**value, "retention": Retention.from_json(value["retention"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What every place does after a commit, as the coordinator rules.
+
+    Attributes:
+        due: what goes on to the durable tier, oldest first.
+        staying: what may not leave the near tiers, because it is on its way.
+    """
+
+    due: tuple[CheckpointId, ...] = ()
+    staying: tuple[CheckpointId, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return {
+            "due": [one.folder for one in self.due],
+            "staying": [one.folder for one in self.staying],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Orders:
+        """Return what ``to_json`` described."""
+        found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying")}
+        return Orders(**{name: tuple(one for one in some if one) for name, some in found.items()})
+
+
+class Onward(Protocol):
+    """Brings what a near tier took to the durable one; asked by the leader of each place."""
+
+    def begin(self, desk: Desk, mine: int, parent: CheckpointId | None) -> None:
+        """Note which life this is, and what it began from."""
+
+    def plan(self, desk: Desk, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> Orders:
+        """Return what follows now that ``checkpoint`` is committed; asked of the coordinator."""
+
+    def committed(self, desk: Desk, checkpoint: CheckpointId, orders: Orders) -> None:
+        """Start to promote what is due, and rotate the near tier of this place."""
+
+    def note(self, checkpoint: CheckpointId) -> None:
+        """Take a checkpoint for the newest that somebody else has committed and seen to."""
+
+    def finish(self, desk: Desk, within_seconds: float) -> None:
+        """Return when what was committed last is durable."""
+
+    def close(self) -> None:
+        """Let go of threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +145,7 @@ class Desk:
         emit: where events go.
         signing: whether what is committed is signed, and what is read must be.
         promoter: brings what the store's near tier took to the durable one; None without tiers.
+        places: which ranks share a near tier.
     """
 
     store: Store
@@ -88,7 +154,13 @@ class Desk:
     clock: Clock
     emit: Emitter
     signing: Signing = field(default_factory=Signing)
-    promoter: Promoter | None = None
+    promoter: Onward | None = None
+    places: Places = field(default_factory=Places)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank cares for the near repository of its host, if each has its own."""
+        return self.places.leads(self.world.rank)
 
     @property
     def world(self) -> World:
@@ -100,26 +172,50 @@ class Desk:
         if self.world.is_coordinator:
             self.emit(event)
 
+    def tell_mended(self, proved: Proved) -> None:
+        """Say what this rank found damaged; another rank may have read other files."""
+        if proved.mended:
+            self.emit(CheckpointMended(proved.manifest.checkpoint.folder, proved.mended))
+
     def within(self, life: Generation) -> Desk:
         """Return a desk whose events name the run and its life."""
         return replace(self, emit=self.emit.bind(run=life.run_id, generation=life.number))
 
-    def finish(self) -> None:
+    def wants(
+        self,
+        parts: Collection[str],
+        boxes: Callable[[Manifest], Boxes],
+        places: Callable[[Manifest], PlacesByFile] | None = None,
+    ) -> Wanted:
+        """Return what to read of a checkpoint, under the bounds of this run."""
+        return Wanted(parts, boxes, self.signing, self.limits.repair_on_restore, places)
+
+    def finish(self, *, is_closing: bool = False) -> None:
         """Return when what was saved last is in the durable tier, if there are tiers.
 
+        Collective with a near tier for each host.
         Crash: the near tier has it.
+
+        Args:
+            is_closing: the other hosts may never come, for this may be the way out after an
+                error; they are not waited for as long as for a slow store.
 
         Raises:
             SaveFailed: the near tier alone has it.
             Fenced: a newer life began.
         """
-        if self.promoter and self.world.is_coordinator:
-            self.promoter.finish(self)
+        within_seconds = self.limits.within_seconds
+        if is_closing:
+            within_seconds = min(within_seconds, _CLOSE_SECONDS)
+        if self.promoter and self.leads:
+            self.promoter.finish(self, within_seconds)
 
     def close(self) -> None:
-        """Let go of threads.
+        """Let go of threads and connections.
 
         Crash: nothing changes.
         """
         if self.promoter:
             self.promoter.close()
+        if isinstance(self.store, TieredStore):
+            self.store.close()

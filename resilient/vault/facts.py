@@ -116,6 +116,22 @@ class PromotionFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NearTierFresh(Event):
+    """The near tier of some ranks' host holds no life of this run, though other hosts' do."""
+
+    level: ClassVar[Level] = Level.WARNING
+    ranks: Sequence[int]
+
+    def line(self) -> str:
+        """Say what is lost with it."""
+        ranks = ", ".join(str(rank) for rank in self.ranks)
+        return (
+            f"the near tier of ranks {ranks} is empty: that host is new or lost its disk; what "
+            "needs a file that lay there alone cannot be resumed from"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class NearCopyDoubted(Event):
     """An object of the near tier is not what was stored; it was read from the durable tier."""
 

@@ -15,6 +15,7 @@ from resilient.storage.filling import fill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Store
 
@@ -52,8 +53,8 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
     return prove(store.get(key))
 
 
-def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arrived) -> int:
-    """Fill ``view`` with bytes of an object that ``prove`` accepts, and return how many came.
+def fetch_into(store: Store, key: str, start: int, room: Room, prove: Arrived) -> int:
+    """Fill ``room`` with bytes of an object that ``prove`` accepts, and return how many came.
 
     Crash: reads only.
 
@@ -61,7 +62,7 @@ def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arri
         store: where it is.
         key: its key.
         start: offset in it, bytes.
-        view: memory that nobody looks at before this has returned.
+        room: memory that nobody looks at before this has returned.
         prove: told of each piece that came; raises IntegrityError.
 
     Raises:
@@ -70,6 +71,6 @@ def fetch_into(store: Store, key: str, start: int, view: memoryview, prove: Arri
         StoreError: the store failed.
     """
     try:
-        return fill(store, key, start, view, prove)
+        return fill(store, key, start, room, prove)
     except IntegrityError:
-        return fill(store, key, start, view, prove)
+        return fill(store, key, start, room, prove)

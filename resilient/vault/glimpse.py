@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import digest_bytes
+from resilient.format.digest import digest_bytes, digest_slowly, nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from resilient.format.manifest import StoredRegion
     from resilient.format.regions import Region
@@ -48,19 +48,23 @@ def _few(data: memoryview, one: StoredRegion) -> bytes:
     return b"".join(data[start : start + length] for start in places)
 
 
-def digested(file: HostFile, changed: Collection[int] = ()) -> HostFile:
+def digested(
+    file: HostFile, changed: Collection[int] = (), told: Callable[[int], None] = nobody
+) -> HostFile:
     """Return the file with the digest of each region's own bytes, where there is none yet.
 
     Args:
         file: as it was staged.
         changed: where regions begin that need none.
+        told: told of each piece's length when it is done, and may take its time.
     """
     data = memoryview(file.data)
 
     def proved(one: StoredRegion) -> StoredRegion:
         if one.digest or one.start in changed:
             return one
-        return replace(one, digest=digest_bytes(data[one.start : one.start + one.size_bytes]))
+        content = data[one.start : one.start + one.size_bytes]
+        return replace(one, digest=digest_slowly(content, told))
 
     return replace(
         file,

@@ -3,60 +3,42 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ResilientError, UsageError
-from resilient.format.digest import FileDigest
 from resilient.format.manifest import Receipt, TensorEntry, decode, encode
 from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
 from resilient.format.shard import HostFile
 from resilient.vault.persist import Job
 from resilient.vault.refer import Base
+from resilient.vault.stream import PulledFile, Slot, Stream
 from resilient.world.agreement import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One file of a checkpoint in shared memory, with what its bytes were when it was stored.
-
-    Attributes:
-        path: the shared file.
-        proof: length and digests of the content.
-    """
-
-    path: str
-    proof: FileDigest
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value."""
-        proof = self.proof
-        return {"path": self.path, "proof": [proof.size_bytes, proof.digest, list(proof.chunks)]}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Held:
-        """Return what ``to_json`` described."""
-        size_bytes, digest, chunks = value["proof"]
-        return Held(str(value["path"]), FileDigest(int(size_bytes), str(digest), tuple(chunks)))
-
-
-def to_json(job: Job, rank: int) -> dict[str, Any]:
+def to_json(job: Job, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
     """Return a JSON-able value of everything of ``job`` but its bytes.
 
-    The file names stand for shared files that both sides know by these names.
+    The names of files and slots stand for shared files that both sides know by these names.
+
+    Args:
+        job: what is handed over.
+        rank: who does.
+        slots: what its streamed files come through.
     """
-    tensors = tuple(tensor for file in job.files for tensor in file.tensors)
+    tensors = tuple(tensor for file in job.content for tensor in file.tensors)
     about = job.about.checkpoint
     return {
         "checkpoint": about.folder,
         "about": encode(job.about).decode(),
-        "files": [[file.name, len(file.data)] for file in job.files],
+        "files": [[file.name, file.size_bytes] for file in job.files],
+        "streamed": [[file.name, file.size_bytes] for file in job.streamed],
+        "slots": list(slots),
         "receipt": Receipt(rank, (), tensors, job.parts).to_json(),
         "keep": [one.folder for one in job.keep],
         "is_first": job.is_first,
@@ -69,30 +51,42 @@ def to_json(job: Job, rank: int) -> dict[str, Any]:
 
 
 def from_json(
-    value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], rank: int
-) -> Job:
-    """Return the job that ``to_json`` described.
+    value: Mapping[str, Any],
+    memory_of: Callable[[str, int], memoryview],
+    rank: int,
+    within_seconds: float,
+) -> tuple[Job, Stream]:
+    """Return the job that ``to_json`` described, and what its streamed files come through.
 
     Args:
         value: as it came over the socket; nothing of it is trusted.
-        memory_of: gives the shared memory of a file by name and length; raises for a stranger.
+        memory_of: gives the shared memory of a file or a slot by name and length; raises for a
+            stranger.
         rank: who hands over.
+        within_seconds: how long a streamed file may take to come.
 
     Raises:
         UsageError: the value is no job.
     """
     try:
-        return _job(value, memory_of, rank)
+        return _job(value, memory_of, rank, within_seconds)
     except _NONSENSE as error:
         raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
 
 
-def _job(value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], rank: int) -> Job:
+def _job(
+    value: Mapping[str, Any],
+    memory_of: Callable[[str, int], memoryview],
+    rank: int,
+    within_seconds: float,
+) -> tuple[Job, Stream]:
     checkpoint = _checkpoint(value["checkpoint"])
     receipt = Receipt.from_json(value["receipt"])
-    sizes = {str(name): int(size_bytes) for name, size_bytes in value["files"]}
     _require(receipt.rank == rank, f"rank {receipt.rank} on the line of rank {rank}")
-    _require(len(sizes) == len(value["files"]), "a file is named twice")
+    held, streamed = _sizes(value["files"]), _sizes(value["streamed"])
+    sizes = held | streamed
+    _require(len(sizes) == len(held) + len(streamed), "a file is named twice")
+    stream = _stream(value["slots"], memory_of, streamed, within_seconds)
     by_file: dict[str, list[TensorEntry]] = defaultdict(list)
     for tensor in receipt.tensors:
         for one in tensor.regions:
@@ -101,11 +95,11 @@ def _job(value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], 
                 f"`{tensor.name}` leaves its file",
             )
             by_file[one.file].append(tensor)
-    return Job(
+    job = Job(
         about=decode(str(value["about"]).encode(), checkpoint.manifest_key),
         files=tuple(
             HostFile(_name(name), memory_of(name, size_bytes), tuple(by_file[name]))
-            for name, size_bytes in sizes.items()
+            for name, size_bytes in held.items()
         ),
         parts=receipt.parts,
         keep=tuple(_checkpoint(folder) for folder in value["keep"]),
@@ -115,7 +109,33 @@ def _job(value: Mapping[str, Any], memory_of: Callable[[str, int], memoryview], 
         stall_seconds=partial(float, float(value["stall_seconds"])),
         bases=tuple(Base.from_json(one) for one in value["bases"]),
         spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
+        streamed=tuple(
+            PulledFile(_name(name), size_bytes, tuple(by_file[name]), stream)
+            for name, size_bytes in streamed.items()
+        ),
     )
+    return job, stream
+
+
+def _sizes(files: Any) -> dict[str, int]:
+    sizes = {str(name): int(size_bytes) for name, size_bytes in files}
+    _require(len(sizes) == len(files), "a file is named twice")
+    return sizes
+
+
+def _stream(
+    names: Any,
+    memory_of: Callable[[str, int], memoryview],
+    sizes: Mapping[str, int],
+    within_seconds: float,
+) -> Stream:
+    """Return the stream for files of these sizes."""
+    longest_bytes = max(sizes.values(), default=0)
+    slots = [Slot(str(name), memory_of(str(name), longest_bytes)) for name in names]
+    _require(bool(slots) or not sizes, "there is nothing to stream through")
+    _require(len({slot.name for slot in slots}) == len(slots), "a slot is named twice")
+    _require(min(sizes.values(), default=0) >= 0, "a file of less than nothing")
+    return Stream(slots, within_seconds)
 
 
 def _checkpoint(folder: str) -> CheckpointId:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError, UsageError
 from resilient.storage.shared import ROOT, SharedFolder, sweep
+from resilient.vault.leased import Share
 from resilient.vault.manners import step_back
 from resilient.vault.room import Room
 from resilient.vault.seat import Seat
@@ -64,9 +65,9 @@ class Keeper:
         threading.Thread(target=self._accept, name="keeper", daemon=True).start()
 
     def settle(self, within_seconds: float) -> bool:
-        """Wait until no save is in flight; say whether that came in time."""
+        """Wait until no save and no promotion is in flight; say whether that came in time."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
-        while self._busy(""):
+        while self._busy("") or any(one.is_promoting for one in self._seats):
             if self._clock.monotonic_seconds() > deadline_seconds:
                 return False
             self._clock.sleep(_TICK_SECONDS)
@@ -108,13 +109,21 @@ class Keeper:
 
     def _answer(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
         verb = asked.get("verb")
-        if verb == "board":
-            return {"board": self._board.address.to_json()}
+        if verb == "hello":
+            return self._welcome(seat, asked)
         if verb == "settle":
             return {"is_busy": self._is_busy_for_a_slice(seat.url)}
         if verb == "recall":
             return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
         return seat.answer(asked)
+
+    def _welcome(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer all that a new life wants to know first: one question, not three."""
+        answer = seat.answer(asked)
+        if "failure" in answer:
+            return answer
+        is_busy = self._is_busy_for_a_slice(seat.url)
+        return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
 
     def _is_busy_for_a_slice(self, url: str) -> bool:
         """Say whether saves to ``url`` are in flight on this host, after waiting a little."""
@@ -139,7 +148,7 @@ class Keeper:
         """Give back the memory of past lives: a new one begins to stage."""
         with self._lock:
             past = [one for one in self._seats if one.is_left and not one.is_busy]
-            self._seats = [one for one in self._seats if one not in past]
+            self._seats = [one for one in self._seats if one not in past or one.is_promoting]
         for seat in past:
             seat.forget()
 
@@ -154,7 +163,8 @@ def main(arguments: list[str]) -> int:
     folder = SharedFolder(given.shared)
     # Listening on all interfaces it has no name of its own: the ranks know one.
     board = BoardServer(given.listen, given.listen)
-    keeper = Keeper(given.socket, Room(folder, given.host_bytes_max), board, SystemClock())
+    share = Share(given.host_bytes_max, given.ranks, given.auto)
+    keeper = Keeper(given.socket, Room(folder, share), board, SystemClock())
     with suppress(OSError):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -171,9 +181,9 @@ def _run(arguments: list[str]) -> int:
     try:
         return main(arguments)
     except (ResilientError, OSError) as error:
-        sys.stderr.write(
-            f"resilient: no keeper on this host, trainers save by themselves: {error}\n"
-        )
+        with suppress(OSError):
+            sys.stdout.write(f"{error}\n")
+            sys.stdout.flush()
         return 1
 
 
@@ -183,6 +193,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen", default="127.0.0.1", help="address of the keepers' board")
     parser.add_argument("--shared", type=Path, default=ROOT, help="folder in memory")
     parser.add_argument("--host-bytes-max", type=int, default=0, help="bound for this host")
+    parser.add_argument("--ranks", type=int, default=1, help="of this host, which share it")
+    parser.add_argument("--auto", action="store_true", help="the bound is the machine's")
     parser.add_argument("--linger-seconds", type=float, default=25.0, help="for saves in flight")
     return parser
 

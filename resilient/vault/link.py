@@ -9,8 +9,7 @@ in each rank, as without a keeper.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import (
@@ -20,50 +19,29 @@ from resilient.errors import (
     PeerFailed,
     ResilientError,
 )
-from resilient.format.shard import HostFile
-from resilient.storage.open import local_path
-from resilient.storage.shared import map_file
-from resilient.storage.urls import protocol_of
 from resilient.vault import facts
 from resilient.vault.conversation import Conversation
-from resilient.vault.handover import Held, to_json
+from resilient.vault.guest import KeeperAddress, introduction, tiers_to_json
+from resilient.vault.handover import to_json
+from resilient.vault.held import Held
+from resilient.vault.leased import Leased, Share
 from resilient.vault.persister import ThreadPersister
 from resilient.vault.recall import RecallingStore
-from resilient.vault.seat import PROTOCOL_VERSION
+from resilient.vault.stream import feed
 from resilient.vault.verdict import find_verdict
 from resilient.world.agreement import Failure, agree, attempt
-from resilient.world.sockets import Address
+from resilient.world.serving import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from resilient.format.shard import Lending
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.persist import Job
     from resilient.vault.persister import Persister
 
-_PAGE_BYTES = 4096
 _ANSWER_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeeperAddress:
-    """Where this host's keeper is, and what it must know of us.
-
-    Attributes:
-        path: of its socket.
-        host: this host's name as the others reach it; of rank 0 it is where the board is.
-        url: of the repository, for the keeper to open.
-        events: file that the keeper's events are appended to; empty for none.
-        storage_options: how to reach the repository; goes over the socket that only this user
-            may open, and is never shown.
-    """
-
-    path: str
-    host: str = ""
-    url: str = ""
-    events: str = ""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class KeeperPersister:
@@ -81,10 +59,12 @@ class KeeperPersister:
         self._board: Address | None = None
         self._why_not = "it was not asked yet"
         self._is_announced = False
-        self._segments: dict[str, memoryview] = {}
+        self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
         self._handed: tuple[Desk, Job] | None = None
+        self._ended: Any = None
         self._listener: threading.Thread | None = None
         self._heard: Any = None
+        self._is_last_kept = False
 
     def open(self, desk: Desk) -> Store:
         """Connect, wait for what past lives left in flight, and agree on the keepers' board.
@@ -100,12 +80,8 @@ class KeeperPersister:
             self._lose(self._why_not or "another host has none")
         if self._talk is None:
             return desk.store
-        joined = attempt(lambda: self._to().ask("join", board=board))
-        if isinstance(joined, Failure):
-            self._lose(joined.message)
-            return desk.store
         self._board = Address.from_json(board)
-        return self._recalling(desk)
+        return self._recalling(desk, board)
 
     def begin(self, topic: str) -> None:
         """Announce a job; if this process dies now, its peers fail at once."""
@@ -124,7 +100,7 @@ class KeeperPersister:
         """
         if self._talk is not None and not self._why_not:
             try:
-                return self._reserve(name, size_bytes)
+                return self._leased.get(name, size_bytes)
             except ConfigError:
                 raise
             except ResilientError as error:
@@ -133,26 +109,43 @@ class KeeperPersister:
                 self._why_not = error.message
         return self._fallback.buffer(name, size_bytes)
 
+    def streams(self, sizes: Mapping[str, int]) -> bool:
+        """Say whether this rank's share of the keeper's memory is smaller than these files."""
+        if self._talk is None or self._why_not:
+            return False
+        has_room = attempt(lambda: self._leased.has_room(sizes))
+        return has_room is False
+
     def submit(self, desk: Desk, job: Job) -> None:
-        """Hand the job over if every rank can; else persist it here. Collective."""
+        """Hand the job over if every rank can; else persist it here. Collective.
+
+        If a rank has no room for its files, all see this job to its end before they go on.
+        """
         self._is_announced = False
         shared = attempt(lambda: self._all_shared(job))
         why_not = shared.message if isinstance(shared, Failure) else self._why_not
+        shown: Any = {"why_not": why_not, "streams": bool(job.streamed)}
         if isinstance(shared, Failure) and isinstance(shared.cause, ConfigError):
-            raise shared.cause
-        ruling = agree(
-            desk.comms, f"{job.topic}/way", why_not, _first_reason, desk.limits.within_seconds
-        )
-        if ruling or isinstance(shared, Failure):
-            desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, ruling))
+            # What the user asked for is too little: no way around it, on any rank.
+            shown = shared
+        way = agree(desk.comms, f"{job.topic}/way", shown, _way, desk.limits.within_seconds)
+        if way["why_not"] or isinstance(shared, Failure):
+            desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, way["why_not"]))
+            self._is_last_kept = False
             self._fallback.submit(desk, job)
             return
+        shared, slots = shared
         self._handed = (desk, shared)
-        sent = {"job": to_json(shared, desk.world.rank), "context": dict(desk.emit.context)}
+        sent = {"job": to_json(shared, desk.world.rank, slots), "context": dict(desk.emit.context)}
+        sent["tiers"] = tiers_to_json(desk)
         # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
         attempt(lambda: self._to().tell("save", **sent))
-        self._listener = threading.Thread(target=self._listen, name="resilient-listen", daemon=True)
+        self._listener = threading.Thread(
+            target=self._listen, args=(job.streamed, slots), name="resilient-listen", daemon=True
+        )
         self._listener.start()
+        if way["streams"]:
+            self._ended = attempt(self._see_to_its_end)
 
     def wait(self) -> None:
         """Return when the job handed over is durable.
@@ -165,80 +158,95 @@ class KeeperPersister:
             SaveFailed: it could not be made so; older checkpoints are intact.
             Fenced: a newer life began, so nothing was committed.
         """
-        handed, self._handed = self._handed, None
-        if handed is None or self._listener is None:
-            self._fallback.wait()
-            return
-        self._listener.join()
-        failed = self._heard
-        if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
-            self._lose(failed.message)
-            failed = attempt(lambda: find_verdict(*handed, self._board, failed.message))
-        if isinstance(failed, Failure):
-            self._persist_here(*handed, failed)
+        ended, self._ended = self._ended, None
+        if isinstance(ended, Failure):
+            raise ended.cause or ended.to_error(1)
+        self._see_to_its_end()
 
     def close(self) -> None:
         """Leave the keeper; it keeps what was committed last for the next life."""
         self._fallback.close()
         self._lose("it was closed")
 
+    def _see_to_its_end(self) -> None:
+        handed, self._handed = self._handed, None
+        if handed is None or self._listener is None:
+            self._fallback.wait()
+            return
+        self._is_last_kept = True
+        self._listener.join()
+        failed = self._heard
+        if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
+            self._lose(failed.message)
+            failed = attempt(lambda: find_verdict(*handed, self._board, failed.message))
+        desk, job = handed
+        if isinstance(failed, Failure):
+            self._persist_here(*handed, failed)
+        elif desk.promoter and desk.leads:
+            desk.promoter.note(job.about.checkpoint)
+
+    def finish(self, within_seconds: float) -> bool:
+        """Have the keeper bring what it committed last to the durable tier.
+
+        Args:
+            within_seconds: how long the keepers of other hosts may take to come.
+
+        Returns:
+            Whether it did: not if the last save was not its, or it is gone.
+
+        Raises:
+            SaveFailed: the near tier alone has it.
+            Fenced: a newer life began.
+        """
+        if not self._is_last_kept:
+            return False
+        try:
+            talk = self._to()
+            talk.ask("finish", within_seconds=within_seconds)
+            while talk.ask("wait").get("is_pending"):
+                continue
+        except PeerFailed as error:
+            self._lose(error.message)
+            return False
+        return True
+
     def _settle(self, desk: Desk) -> dict[str, Any]:
         """Introduce this rank, wait for older saves, and return where the keeper's board is."""
         talk = self._talk = Conversation(self._address.path)
-        world = desk.world
-        url = self._address.url
-        talk.ask(
-            "hello",
-            version=PROTOCOL_VERSION,
-            # The keeper has another working folder than a script may have by now.
-            url=str(local_path(url).absolute()) if protocol_of(url) == "file" else url,
-            world=[world.rank, world.size, world.local_rank],
-            scope=desk.comms.scope,
-            limits=desk.limits.to_json(),
-            events=self._address.events,
-            storage_options=dict(self._address.storage_options),
-            signing_key=desk.signing.key.secret.hex() if desk.signing.key else "",
-        )
+        welcome = talk.ask("hello", **introduction(self._address, desk))
+        self._leased.share = Share(**welcome["share"])
         deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
-        while talk.ask("settle")["is_busy"] and desk.clock.monotonic_seconds() < deadline_seconds:
-            continue
-        board: dict[str, Any] = talk.ask("board")["board"]
+        is_busy = welcome["is_busy"]
+        while is_busy and desk.clock.monotonic_seconds() < deadline_seconds:
+            is_busy = talk.ask("settle")["is_busy"]
+        board: dict[str, Any] = welcome["board"]
         return board | {"host": board["host"] or self._address.host}
 
-    def _recalling(self, desk: Desk) -> Store:
-        answer = attempt(lambda: self._to().ask("recall"))
+    def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
+        """Join the keepers' board, and return a store that knows what the keeper holds."""
+
+        def join() -> dict[str, Any]:
+            self._to().tell("join", board=board)
+            return self._to().ask("recall")
+
+        answer = attempt(join)
         if isinstance(answer, Failure):
+            self._lose(answer.message)
             return desk.store
         held = {key: Held.from_json(one) for key, one in answer["held"].items()}
         return RecallingStore(desk.store, held, lambda key: desk.emit(facts.MemoryDoubted(key)))
 
-    def _reserve(self, name: str, size_bytes: int) -> memoryview:
-        held = self._segments.get(name)
-        if held is None or len(held) < size_bytes:
-            # What grows by a few bytes from save to save shall not ask each time.
-            roomy_bytes = size_bytes if held is None else size_bytes + size_bytes // 2
-            rounded_bytes = -(-roomy_bytes // _PAGE_BYTES) * _PAGE_BYTES
-            answer = self._to().ask("reserve", name=name, size_bytes=rounded_bytes)
-            held = map_file(Path(answer["path"]), answer["size_bytes"], writable=True)
-            self._segments[name] = held
-        return held[:size_bytes]
+    def _all_shared(self, job: Job) -> tuple[Job, dict[str, memoryview]]:
+        """Return the job with every file in shared memory, and slots for those that are streamed.
 
-    def _all_shared(self, job: Job) -> Job:
-        """Return the job with every file in shared memory: small ones are copied now."""
+        Small files are copied now.
+        """
         if self._why_not:
             raise PeerFailed(self._why_not)
         # The announcement was heard while the bytes were copied.
         self._to().hear()
-        return replace(job, files=tuple(self._shared(file) for file in job.files))
-
-    def _shared(self, file: HostFile) -> HostFile:
-        held = self._segments.get(file.name)
-        data = memoryview(file.data)
-        if held is not None and held.obj is data.obj:
-            return file
-        target = self._reserve(file.name, len(data))
-        target[:] = data
-        return HostFile(file.name, target, file.tensors)
+        shared = replace(job, files=tuple(self._leased.with_memory(file) for file in job.files))
+        return shared, self._leased.slots(job.streamed)
 
     def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> None:
         """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
@@ -258,14 +266,15 @@ class KeeperPersister:
         if not is_gone:
             raise failed.cause or failed.to_error(1)
         desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, failed.message))
+        self._is_last_kept = False
         self._fallback.submit(desk, replace(job, topic=topic))
         self._fallback.wait()
 
-    def _listen(self) -> None:
-        self._heard = attempt(self._hear_verdict)
+    def _listen(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+        self._heard = attempt(lambda: self._hear_verdict(files, slots))
 
-    def _hear_verdict(self) -> None:
-        """Return when the keeper says that the job is durable.
+    def _hear_verdict(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+        """Return when the keeper says that the job is durable, and give it what it asks for.
 
         Raises:
             PeerFailed: the keeper did not take it, or is gone.
@@ -276,8 +285,7 @@ class KeeperPersister:
             talk.hear()
         except ResilientError as error:
             raise PeerFailed(error.message) from error
-        while talk.ask("wait").get("is_pending"):
-            continue
+        feed(talk, files, slots)
 
     def _to(self) -> Conversation:
         """Return the conversation with the keeper.
@@ -294,7 +302,7 @@ class KeeperPersister:
     def _lose(self, why: str) -> None:
         self._why_not = self._why_not or why
         # One that was only asleep may still read them: nobody writes there any more.
-        self._segments = {}
+        self._leased.forget()
         if self._talk is not None:
             self._talk.close()
             self._talk = None
@@ -315,11 +323,13 @@ def _first_if_all(boards: list[Any]) -> Any:
     return boards[0] if all(boards) else None
 
 
-def _first_reason(reasons: list[str]) -> str:
-    for rank, reason in enumerate(reasons):
-        if reason:
-            return f"rank {rank}: {reason}" if len(reasons) > 1 else reason
-    return ""
+def _way(shown: list[Any]) -> dict[str, Any]:
+    reasons = [
+        f"rank {rank}: {one['why_not']}" if len(shown) > 1 else one["why_not"]
+        for rank, one in enumerate(shown)
+        if one["why_not"]
+    ]
+    return {"why_not": next(iter(reasons), ""), "streams": any(one["streams"] for one in shown)}
 
 
 def _is_any_gone(shown: list[Any]) -> bool:

@@ -17,6 +17,8 @@ def step_back() -> None:
     """Let other processes go first; for a process that does nothing but persist."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    # A session of its own may count as a user of its own, with a fair share however nice.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICENESS))
+    # A session of its own may count as a user of its own, with a fair share however nice. One that
+    # is shared is the trainers' too, and whoever else's works there: it stays as it is.
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICENESS))

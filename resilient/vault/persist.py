@@ -20,6 +20,8 @@ from resilient.errors import (
 from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault import facts
 from resilient.vault.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.desk import Orders
+from resilient.vault.pace import FULL_SPEED
 from resilient.vault.refer import Division, divide
 from resilient.vault.rotate import discard
 from resilient.vault.signing import Signature, digests_of
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilient.format.names import CheckpointId
-    from resilient.format.shard import HostFile
+    from resilient.format.shard import HostFile, Lending
     from resilient.vault.desk import Desk
     from resilient.vault.glimpse import Glimpses
+    from resilient.vault.pace import Pace
     from resilient.vault.refer import Base
 
 
@@ -46,6 +49,8 @@ class Job:
     Attributes:
         about: a manifest with what the run says of itself and no files.
         files: this rank's files in host memory.
+        streamed: files of this rank that have no memory; they are written whole, for to find
+            what did not change would take copying them once more.
         parts: the parts whose documents are among them.
         keep: checkpoints that rotation must not delete.
         is_first: whether this life has committed nothing yet.
@@ -66,9 +71,17 @@ class Job:
     stall_seconds: Callable[[], float]
     bases: tuple[Base, ...] = ()
     spoiled: Failure | None = None
+    streamed: tuple[Lending, ...] = ()
+
+    @property
+    def content(self) -> tuple[Lending, ...]:
+        """All of this rank's files."""
+        return (*self.files, *self.streamed)
 
 
-def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
+def persist(
+    desk: Desk, job: Job, glimpses: Glimpses | None = None, pace: Pace = FULL_SPEED
+) -> Receipt:
     """Write what the store has not yet of this rank's files, agree; the coordinator commits.
 
     Before that it sees that there is room, and afterwards it rotates.
@@ -81,6 +94,7 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
         desk: the repository, the ranks, the bounds.
         job: the save.
         glimpses: of this rank's last save; spare work.
+        pace: when to rest.
 
     Returns:
         What this rank stored of the checkpoint, which is committed.
@@ -91,10 +105,10 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     """
     checkpoint = job.about.checkpoint
     try:
-        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses))
+        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses, pace))
         require_space(desk, checkpoint, division, job.topic)
-        mine = attempt(lambda: _write(desk, job, division))
-        size_bytes, own_bytes = agree(
+        mine = attempt(lambda: _write(desk, job, division, pace))
+        ruling = agree(
             desk.comms,
             job.topic,
             _shown(desk, job, mine),
@@ -113,17 +127,24 @@ def persist(desk: Desk, job: Job, glimpses: Glimpses | None = None) -> Receipt:
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     desk.tell(
         events.CheckpointCommitted(
-            checkpoint.folder, size_bytes, job.stall_seconds(), took_seconds, own_bytes
+            checkpoint.folder,
+            ruling["size_bytes"],
+            job.stall_seconds(),
+            took_seconds,
+            ruling["own_bytes"],
         )
     )
     if desk.world.is_coordinator:
         _copy(desk, checkpoint)
-        _settle(desk, job)
+    if desk.leads:
+        _settle(desk, job, Orders.from_json(ruling["orders"]))
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
 
-def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
+def _divide(desk: Desk, job: Job, glimpses: Glimpses | None, pace: Pace) -> Division:
+    if job.streamed:
+        return Division(job.content, parity=desk.limits.parity)
     # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
     bases = () if desk.signing.key else job.bases
     # A near tier refers to nothing but itself: the durable one rotates without asking it.
@@ -135,12 +156,14 @@ def _divide(desk: Desk, job: Job, glimpses: Glimpses | None) -> Division:
         bases,
         parity=desk.limits.parity,
         glimpses=glimpses,
+        told=pace.did,
     )
 
 
-def _write(desk: Desk, job: Job, division: Division) -> Receipt:
-    checkpoint, rank = job.about.checkpoint, desk.world.rank
-    written = write(desk.store, checkpoint, rank, division.files, job.parts, division.parity)
+def _write(desk: Desk, job: Job, division: Division, pace: Pace) -> Receipt:
+    checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
+    files, told = division.files, pace.did
+    written = write(desk.store, checkpoint, rank, files, job.parts, parity, told=told)
     return division.complete(written)
 
 
@@ -150,15 +173,16 @@ def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Fa
     return {
         "checkpoint": job.about.checkpoint.folder,
         "receipt": mine.to_json(),
-        "signed": digests_of(job.files) if desk.signing.key else {},
+        "signed": digests_of(job.content) if desk.signing.key else {},
     }
 
 
-def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     """Rule over the receipts: the manifest is put here, by the coordinator alone.
 
     Returns:
-        Bytes of all files that the checkpoint needs, and of those that were written for it.
+        Bytes of all files that the checkpoint needs, and of those that were written for it; and
+        what must now go on to the durable tier.
     """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
@@ -168,14 +192,20 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> tuple[int, int]:
     key = desk.signing.key
     files = {name: digest for one in shown for name, digest in one["signed"].items()}
     commit(desk.store, manifest, Signature(key, files) if key else None)
-    return manifest.size_bytes, manifest.own_bytes
+    promoter = desk.promoter
+    orders = promoter.plan(desk, manifest.checkpoint, job.keep) if promoter else Orders()
+    return {
+        "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "orders": orders.to_json(),
+    }
 
 
-def _settle(desk: Desk, job: Job) -> None:
+def _settle(desk: Desk, job: Job, orders: Orders) -> None:
     """Let the checkpoint go on to the durable tier, and old ones go; nothing here may fail it."""
     checkpoint = job.about.checkpoint
     if desk.promoter:
-        desk.promoter.committed(desk, checkpoint, job.keep)
+        desk.promoter.committed(desk, checkpoint, orders)
         return
     tidy(
         desk,
@@ -200,5 +230,5 @@ def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:
     """Say what failed, and free the space where that cannot hurt a commit in doubt."""
     desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)
-    if desk.world.is_coordinator and not in_doubt:
+    if desk.leads and not in_doubt:
         attempt(lambda: discard(desk.store, checkpoint))

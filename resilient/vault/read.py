@@ -11,7 +11,7 @@ from resilient.format.digest import digest_file
 from resilient.format.extents import chunks_touched
 from resilient.format.names import MANIFEST
 from resilient.format.signature import Signing
-from resilient.vault.bulk import read_ranges
+from resilient.vault.bulk import NOWHERE, read_ranges
 from resilient.vault.catalog import read_copy, read_manifest
 from resilient.vault.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.fetch import fetch
@@ -22,7 +22,7 @@ from resilient.vault.tiers import doubt
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from resilient.format.extents import Boxes, Content
+    from resilient.format.extents import Boxes, Content, PlacesByFile
     from resilient.format.manifest import FileEntry, Manifest, TensorEntry
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
@@ -47,6 +47,28 @@ class Proved:
     mended: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a rank needs of a checkpoint, and where.
+
+    Attributes:
+        parts: stored names of the parts; None for all.
+        boxes: given a manifest, says which tensors are wanted only in part; None: all whole.
+        signing: whether only what is signed may be read, and by which key; files are then read
+            whole.
+        mends: whether damage is computed back from parity, in memory, where that is possible.
+        places: given a manifest, says which bytes go straight to memory that somebody has. They
+            are proved there: it holds what nobody has proved until all was read, and something
+            of the checkpoint if that fails.
+    """
+
+    parts: Collection[str] | None = None
+    boxes: Callable[[Manifest], Boxes] | None = None
+    signing: Signing = UNSIGNED
+    mends: bool = False
+    places: Callable[[Manifest], PlacesByFile] | None = None
+
+
 def read(
     store: Store,
     checkpoint: CheckpointId,
@@ -56,22 +78,37 @@ def read(
     *,
     mends: bool = False,
 ) -> Proved:
-    """Return a checkpoint's manifest and what is wanted of ``parts``, proved.
-
-    Files are read whole, but for those with a tensor of which only boxes are wanted: of them, the
-    chunks that hold something wanted, because a chunk is the smallest thing with a digest. Large
-    files are read in ranges, several at once, and proved as they arrive.
+    """Return a checkpoint's manifest and what is wanted of ``parts``, proved, in memory of its own.
 
     Crash: reads only.
 
     Args:
         store: the repository.
         checkpoint: which one.
-        parts: names of the parts wanted; None for all.
-        boxes: says which tensors are wanted only in part; called with the manifest.
-        signing: whether only what is signed may be read, and by which key; files are then read
-            whole.
-        mends: compute what is damaged back from parity, in memory, where that is possible.
+        parts: see :class:`Wanted`, as all that follow.
+        boxes: called with the manifest.
+        signing: by default everything may be read.
+        mends: not by default.
+
+    Raises:
+        ResilientError: as :func:`read_wanted`.
+    """
+    return read_wanted(store, checkpoint, Wanted(parts, boxes, signing, mends))
+
+
+def read_wanted(store: Store, checkpoint: CheckpointId, wanted: Wanted) -> Proved:
+    """Return a checkpoint's manifest and what is wanted of it, proved.
+
+    Files are read whole, but for those with a tensor of which only boxes are wanted: of them, the
+    chunks that hold something wanted, because a chunk is the smallest thing with a digest. Large
+    files are read in ranges, several at once, and proved as they arrive.
+
+    Crash: reads only; with places, what was in them is gone.
+
+    Args:
+        store: the repository.
+        checkpoint: which one.
+        wanted: what, and where.
 
     Raises:
         SignatureRefused: the key has not signed it, and that is required.
@@ -83,45 +120,41 @@ def read(
     """
     while True:
         try:
-            return _read(store, checkpoint, parts, boxes, signing, mends=mends)
+            return _read(store, checkpoint, wanted)
         except IntegrityError as error:
             # A damaged near copy is no damage of the checkpoint, as long as there is another.
             if not doubt(store, error.key):
                 raise
 
 
-def _read(
-    store: Store,
-    checkpoint: CheckpointId,
-    parts: Collection[str] | None,
-    boxes: Callable[[Manifest], Boxes] | None,
-    signing: Signing,
-    *,
-    mends: bool,
-) -> Proved:
-    manifest, mended = _read_manifest(store, checkpoint, mends=mends)
-    signed = check_signature(store, manifest, signing)
+def _read(store: Store, checkpoint: CheckpointId, wanted: Wanted) -> Proved:
+    manifest, mended = _read_manifest(store, checkpoint, mends=wanted.mends)
+    signed = check_signature(store, manifest, wanted.signing)
     # What was signed of a file can only be held against all of it.
-    wanted = (
-        _wanted(manifest, parts, boxes(manifest) if boxes else {})
+    chunks = (
+        _wanted(manifest, wanted.parts, wanted.boxes(manifest) if wanted.boxes else {})
         if signed is None
-        else _whole(manifest, parts)
+        else _whole(manifest, wanted.parts)
     )
-    proved = _read_or_mend(store, manifest, wanted, mends=mends)
+    places = wanted.places(manifest) if wanted.places else NOWHERE
+    try:
+        proved = Proved(manifest, _read_all(store, manifest, chunks, places))
+    except IntegrityError as damage:
+        if not (wanted.mends and manifest.parity):
+            raise
+        proved = _mended_or(damage, store, manifest, chunks)
     if signed is not None:
         check_contents(manifest, signed, proved.files)
     return replace(proved, mended=(*mended, *proved.mended))
 
 
-def _read_or_mend(
-    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], *, mends: bool
+def _mended_or(
+    damage: IntegrityError,
+    store: Store,
+    manifest: Manifest,
+    wanted: Mapping[str, Collection[int]],
 ) -> Proved:
-    try:
-        return Proved(manifest, _read_all(store, manifest, wanted))
-    except IntegrityError as error:
-        if not (mends and manifest.parity):
-            raise
-        damage = error
+    """Return what parity gives back, or raise the damage with why it gives nothing."""
     try:
         return _mended(store, manifest, wanted, damage.key)
     except IntegrityError as error:
@@ -133,12 +166,12 @@ def _read_or_mend(
 
 
 def _read_all(
-    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]]
+    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], places: PlacesByFile
 ) -> dict[str, Content]:
     files = [entry for entry in manifest.files if entry.name in wanted]
     large = {one: wanted[one.name] for one in files if not _is_small(one, wanted[one.name])}
     small = {one.name: _read_file(store, manifest, one) for one in files if one not in large}
-    return {**small, **read_ranges(store, manifest, large)}
+    return {**small, **read_ranges(store, manifest, large, places)}
 
 
 def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:

@@ -6,17 +6,19 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
+from resilient.format.digest import CHUNK_BYTES, digest_file, digest_pieces
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.shared import map_file
 from resilient.storage.store import Entry
+from resilient.vault.tiers import TieredStore, doubt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Store
-    from resilient.vault.handover import Held
+    from resilient.vault.held import Held
 
 
 class RecallingStore:
@@ -29,24 +31,32 @@ class RecallingStore:
     Args:
         store: the repository.
         held: files in shared memory, by key.
-        doubt: told the key of a file whose memory is not what it was, once.
-
-    Attributes:
-        recalled: keys of which bytes came from memory: of them nobody has read what is stored.
+        told: of the key of a file whose memory is not what it was, once.
     """
 
-    def __init__(
-        self, store: Store, held: Mapping[str, Held], doubt: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: Store, held: Mapping[str, Held], told: Callable[[str], None]) -> None:
         self._store = store
         self._held = dict(held)
-        self._doubt = doubt
+        self._told = told
         self.url = store.url
         self.exclusive = store.exclusive
         self.ranges = ranges_of(store)
-        self.recalled: set[str] = set()
         self.recalled_bytes = 0
+        self._remembered: set[str] = set()
         self._lock = threading.Lock()
+
+    @property
+    def recalled(self) -> set[str]:
+        """Keys of which bytes came from memory, or from another tier than saves go to.
+
+        Of them nobody has read what is stored there.
+        """
+        elsewhere = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
+        return self._remembered | elsewhere
+
+    def doubt(self, key: str) -> bool:
+        """Turn away from the near copy of an object, if the store has tiers."""
+        return doubt(self._store, key)
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if that is whole."""
@@ -62,16 +72,16 @@ class RecallingStore:
         """Return a part of an object, from the store."""
         return self._store.get_range(key, start, length)
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from offset ``start``, from memory if what is wanted is whole there."""
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start``, from memory if what is wanted is whole there."""
         held = self._held.get(key)
-        if held is None or not _is_chunks(held, start, start + len(view)):
-            return fill(self._store, key, start, view, arrived)
-        if not _recall_range(held, start, view, arrived):
+        if held is None or not _is_chunks(held, start, start + len(room)):
+            return fill(self._store, key, start, room, arrived)
+        if not _recall_range(held, start, room, arrived):
             self._distrust(key)
-            return fill(self._store, key, start, view, arrived)
-        self._count(key, len(view))
-        return len(view)
+            return fill(self._store, key, start, room, arrived)
+        self._count(key, len(room))
+        return len(room)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data``."""
@@ -98,11 +108,11 @@ class RecallingStore:
         with self._lock:
             held = self._held.pop(key, None)
         if held is not None:
-            self._doubt(key)
+            self._told(key)
 
     def _count(self, key: str, size_bytes: int) -> None:
         with self._lock:
-            self.recalled.add(key)
+            self._remembered.add(key)
             self.recalled_bytes += size_bytes
 
 
@@ -120,17 +130,19 @@ def _is_chunks(held: Held, start: int, stop: int) -> bool:
     return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == held.proof.size_bytes)
 
 
-def _recall_range(held: Held, start: int, view: memoryview, arrived: Arrived) -> bool:
-    """Fill ``view`` with whole chunks of the shared bytes; say whether they are what was stored."""
+def _recall_range(held: Held, start: int, room: Room, arrived: Arrived) -> bool:
+    """Fill ``room`` with whole chunks of the shared bytes; say whether they are what was stored."""
     try:
         with Path(held.path).open("rb", buffering=0) as file:
             file.seek(start)
-            for at in range(0, len(view), CHUNK_BYTES):
-                piece = view[at : at + CHUNK_BYTES]
+            for at in range(0, len(room), CHUNK_BYTES):
+                pieces = room.cut(at, at + CHUNK_BYTES)
                 expected = held.proof.chunks[(start + at) // CHUNK_BYTES]
-                if file.readinto(piece) != len(piece) or digest_bytes(piece) != expected:
+                if any(file.readinto(piece) != len(piece) for piece in pieces):
                     return False
-                arrived(at, at + len(piece))
+                if digest_pieces(pieces) != expected:
+                    return False
+                arrived(at, at + sum(map(len, pieces)))
     except OSError:
         return False
     return True

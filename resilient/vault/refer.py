@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound, ResilientError
+from resilient.format.digest import nobody
 from resilient.format.extents import Extents
 from resilient.format.names import CheckpointId, origin_of, parse_checkpoint
 from resilient.format.parity import parity_bytes
@@ -28,7 +29,7 @@ from resilient.vault.recall import RecallingStore
 from resilient.vault.tiers import TieredStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from resilient.format.manifest import (
         FileEntry,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     )
     from resilient.format.parity import ParityGroup
     from resilient.format.regions import Region
-    from resilient.format.shard import HostFile
+    from resilient.format.shard import HostFile, Lending
     from resilient.format.thinning import ThinFile
     from resilient.storage.store import Store
     from resilient.vault.read import Proved
@@ -121,7 +122,7 @@ class Division:
         groups: the groups that protect files of ``origins``.
     """
 
-    files: tuple[HostFile | ThinFile, ...]
+    files: tuple[Lending, ...]
     referred: tuple[TensorEntry, ...] = ()
     origins: tuple[FileEntry, ...] = ()
     parity: int = 0
@@ -162,6 +163,7 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
     *,
     parity: int = 0,
     glimpses: Glimpses | None = None,
+    told: Callable[[int], None] = nobody,
 ) -> Division:
     """Return what must be written of ``files``, and where the rest of it is.
 
@@ -179,6 +181,7 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
         parity: how many files of this rank may be lost; if any, only files are referred to that
             are protected where they lie.
         glimpses: of what this rank staged last; spare work.
+        told: told of each piece's length when it is digested, and may take its time.
     """
     documents = {one.document for one in parts}
     seen = glimpses or Glimpses()
@@ -187,7 +190,9 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
     if found is None:
         return Division(tuple(files), parity=parity)
     manifest, base = found
-    files = [digested(one, changed[one.name]) if one.name in changed else one for one in files]
+    files = [
+        digested(one, changed[one.name], told) if one.name in changed else one for one in files
+    ]
     places = _places(manifest, base, checkpoint)
     matches = [one for file in files if file.name in changed for one in _matches(file, places)]
     entries = {manifest.key(one.name): one for one in manifest.files}

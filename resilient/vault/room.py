@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.errors import ConfigError
 from resilient.storage.shared import map_file
+from resilient.vault.leased import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from resilient.storage.shared import SharedFolder
+
+UNBOUNDED = Share()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,15 @@ class Room:
 
     Args:
         folder: where it lies.
-        host_bytes_max: bound for all ranks of this host; 0 leaves it to the machine.
+        share: the bound for all ranks of this host, and how they share it.
+
+    Attributes:
+        share: of each rank.
     """
 
-    def __init__(self, folder: SharedFolder, host_bytes_max: int = 0) -> None:
+    def __init__(self, folder: SharedFolder, share: Share = UNBOUNDED) -> None:
         self._folder = folder
-        self._host_bytes_max = host_bytes_max
+        self.share = share
         self._used_bytes = 0
         self._saving = Counter[str]()
         self._lock = threading.Lock()
@@ -47,18 +52,13 @@ class Room:
         """Return a new segment.
 
         Raises:
-            ConfigError: it would exceed ``host_bytes_max``.
-            StoreFull: the machine has not that much left.
+            ConfigError: it would exceed a bound that the user set.
+            StoreFull: it would exceed the machine's, or the machine has not that much left.
         """
         with self._lock:
             needed_bytes = self._used_bytes + size_bytes
-            if 0 < self._host_bytes_max < needed_bytes:
-                raise ConfigError(
-                    f"staging needs at least {needed_bytes} bytes of this host's memory and "
-                    f"host_bytes_max allows {self._host_bytes_max}; nothing was saved, older "
-                    "checkpoints are intact",
-                    hint=f"resilient train --host-bytes-max {needed_bytes} or more",
-                )
+            if 0 < self.share.host_bytes_max < needed_bytes:
+                raise self.share.refuse(needed_bytes)
             path = self._folder.allocate(size_bytes)
             self._used_bytes = needed_bytes
         return Segment(path, size_bytes, map_file(path, size_bytes, writable=False))

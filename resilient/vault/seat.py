@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,41 +18,28 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.events import Emitter, Level, console, json_lines
-from resilient.format.signature import Signing, SigningKey
-from resilient.storage.open import open_store
-from resilient.vault.desk import Desk, Limits
+from resilient.vault.desk import Desk
 from resilient.vault.glimpse import Glimpses
-from resilient.vault.handover import Held, from_json
+from resilient.vault.guest import Onwards, guest_of
+from resilient.vault.handover import from_json
+from resilient.vault.held import Held
 from resilient.vault.persist import persist
 from resilient.vault.space import space_topic
+from resilient.vault.stream import Stream, is_gone, read_failure
 from resilient.world.agreement import Failure, attempt
 from resilient.world.comms import Comms
-from resilient.world.sockets import Address, SocketBoard
-from resilient.world.world import World
+from resilient.world.serving import Address
+from resilient.world.sockets import SocketBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.format.manifest import Receipt
-    from resilient.storage.store import Store
+    from resilient.vault.guest import Guest
     from resilient.vault.persist import Job
     from resilient.vault.room import Room, Segment
 
-PROTOCOL_VERSION = 2
 _SLICE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """Who sits here, as it said when it came."""
-
-    url: str
-    store: Store
-    world: World
-    scope: str
-    limits: Limits
-    events: str
-    signing: Signing
 
 
 class Seat:
@@ -68,11 +54,13 @@ class Seat:
         self._room = room
         self._vacate = vacate
         self._guest: Guest | None = None
+        self._onwards: Onwards | None = None
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
         self._held: dict[str, Held] = {}
         self._glimpses = Glimpses()
         self._verdict: Any = None
+        self._stream: Stream | None = None
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_left = False
@@ -82,6 +70,11 @@ class Seat:
     def is_busy(self) -> bool:
         """Whether a job is in flight."""
         return not self._is_idle.is_set()
+
+    @property
+    def is_promoting(self) -> bool:
+        """Whether something of its near tier is on its way to the durable one."""
+        return self._onwards is not None and self._onwards.is_busy
 
     @property
     def is_left(self) -> bool:
@@ -104,8 +97,10 @@ class Seat:
             "hello": self._hello,
             "join": self._join,
             "reserve": self._reserve,
+            "release": self._release,
             "begin": self._begin,
             "save": self._save,
+            "finish": self._finish,
             "wait": self._wait,
         }
         verb = verbs.get(str(asked.get("verb")))
@@ -118,6 +113,8 @@ class Seat:
         """The rank is gone: let go of what no job in flight needs."""
         with self._lock:
             self._is_left = True
+            if self._stream is not None:
+                self._stream.fail(is_gone())
             if not self.is_busy:
                 self._let_go()
 
@@ -128,19 +125,9 @@ class Seat:
             self._give_back()
 
     def _hello(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if asked["version"] != PROTOCOL_VERSION:
-            raise UsageError(f"version {asked['version']} and this keeper's {PROTOCOL_VERSION}")
-        rank, size, local_rank = (int(one) for one in asked["world"])
-        self._guest = Guest(
-            url=str(asked["url"]),
-            store=open_store(str(asked["url"]), storage_options=asked["storage_options"]),
-            world=World(rank, size, local_rank),
-            scope=str(asked["scope"]),
-            limits=Limits.from_json(asked["limits"]),
-            events=str(asked["events"]),
-            signing=_signing(str(asked.get("signing_key", ""))),
-        )
-        return {}
+        guest = self._guest = guest_of(asked)
+        self._onwards = Onwards(guest, guest.near) if guest.near else None
+        return self._room.share.to_json()
 
     def _join(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._board = SocketBoard(Address.from_json(asked["board"]))
@@ -156,68 +143,97 @@ class Seat:
             held = self._segments[name] = self._room.take(size_bytes)
         return {"path": str(held.path), "size_bytes": held.size_bytes}
 
+    def _release(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        self._refuse_if_busy()
+        for name in asked["names"]:
+            held = self._segments.pop(str(name), None)
+            if held is not None:
+                self._room.give_back(held)
+        # What was kept for the next life may be among it.
+        self._held = {}
+        return {}
+
     def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Take note of a job to come; from here on this rank's silence is a failure."""
         self._refuse_if_busy()
         self._vacate()
         self._held = {}
-        guest, comms = self._at_work()
+        _, comms = self._at_work()
         topic = str(asked["topic"])
-        failure = Failure("RES-PEER", "it ended before its bytes were stored")
         assert self._board is not None, "joined"  # noqa: S101
-        value: dict[str, Any] = failure.to_json()
-        who: int | str = guest.world.rank
-        if guest.world.is_coordinator:
-            # Nobody would rule: so this is the ruling.
-            who, value = "ruling", value | {"rank": 0}
-        for agreement in (space_topic(topic), topic):
-            self._board.will(comms.key(agreement, who), json.dumps(value).encode())
+        _leave_will(self._board, comms, topic)
         return {}
 
     def _save(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
         guest, comms = self._at_work()
-        job = from_json(asked["job"], self._memory_of, guest.world.rank)
+        within_seconds = guest.limits.within_seconds
+        job, stream = from_json(asked["job"], self._memory_of, guest.world.rank, within_seconds)
         clock = SystemClock()
         level = Level.INFO if guest.world.is_coordinator else Level.WARNING
         sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
         emit = Emitter(clock, tuple(sinks), dict(asked["context"]))
         desk = Desk(guest.store, comms, guest.limits, clock, emit, guest.signing)
-        self._verdict = None
-        self._is_idle.clear()
-        threading.Thread(target=self._run, args=(desk, job), name="persist", daemon=True).start()
+        if self._onwards:
+            mine, parent = job.about.checkpoint.generation, job.about.parent
+            desk = self._onwards.desk(desk, asked["tiers"], mine, parent)
+        self._start(lambda: self._run(desk, job), stream)
         return {}
 
+    def _finish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Start to bring what was committed last to the durable tier; ``wait`` tells the end."""
+        self._refuse_if_busy()
+        onwards, within_seconds = self._onwards, float(asked["within_seconds"])
+
+        def work() -> None:
+            verdict = attempt(lambda: onwards.finish(within_seconds) if onwards else None)
+            self._end(verdict)
+
+        self._start(work, Stream((), 0.0))
+        return {}
+
+    def _start(self, work: Callable[[], None], stream: Stream) -> None:
+        self._verdict = None
+        self._stream = stream
+        self._is_idle.clear()
+        threading.Thread(target=work, name="persist", daemon=True).start()
+
     def _wait(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        del asked
-        if not self._is_idle.wait(_SLICE_SECONDS):
+        """Say what the verdict is, or that there is none yet and which file is to come next."""
+        stream = self._stream
+        if stream is not None:
+            if "came" in asked:
+                stream.came(int(asked["came"]))
+            if "failed" in asked:
+                stream.fail(read_failure(asked["failed"]))
+            wanted = stream.next(_SLICE_SECONDS)
+            if wanted is not None:
+                return {"is_pending": True, "wanted": wanted.to_json()}
+        if not self._is_idle.is_set():
             return {"is_pending": True}
         return self._verdict.to_json() if isinstance(self._verdict, Failure) else {}
 
     def _run(self, desk: Desk, job: Job) -> None:
         with self._room.saving(self.url):
             verdict = attempt(lambda: persist(desk, job, self._glimpses))
+        if not isinstance(verdict, Failure):
+            self._held = _held_of(verdict, job, self._segments)
+        self._end(verdict)
+
+    def _end(self, verdict: Any) -> None:
         with self._lock:
-            if not isinstance(verdict, Failure):
-                self._held = self._held_of(verdict, job)
             self._verdict = verdict
             if self._is_left:
                 self._let_go()
             # Last: whoever hears of the end may ask for what is held.
             self._is_idle.set()
-
-    def _held_of(self, receipt: Receipt, job: Job) -> dict[str, Held]:
-        """Return the files that were stored as they lie here; of the others a part is missing."""
-        staged = {file.name: len(file.data) for file in job.files}
-        return {
-            job.about.checkpoint.key(file.name): Held(
-                str(self._segments[file.name].path), file.proof
-            )
-            for file in receipt.files
-            if staged.get(file.name) == file.size_bytes
-        }
+            if self._stream is not None:
+                self._stream.close()
 
     def _let_go(self) -> None:
+        if self._onwards is not None:
+            # A promotion may take long, and nobody here waits for it.
+            threading.Thread(target=self._onwards.close, name="onwards", daemon=True).start()
         if self._board is not None:
             self._board.close()
             self._board = None
@@ -244,6 +260,22 @@ class Seat:
             raise UsageError("a save is in flight")
 
 
-def _signing(secret: str) -> Signing:
-    """Return what the rank signs with; the key came over a socket that only this user may open."""
-    return Signing(SigningKey(bytes.fromhex(secret))) if secret else Signing()
+def _leave_will(board: SocketBoard, comms: Comms, topic: str) -> None:
+    """Let the peers hear at once if this rank dies before it hands over."""
+    value: dict[str, Any] = is_gone().to_json()
+    who: int | str = comms.world.rank
+    if comms.world.is_coordinator:
+        # Nobody would rule: so this is the ruling.
+        who, value = "ruling", value | {"rank": 0}
+    for agreement in (space_topic(topic), topic):
+        board.will(comms.key(agreement, who), json.dumps(value).encode())
+
+
+def _held_of(receipt: Receipt, job: Job, segments: Mapping[str, Segment]) -> dict[str, Held]:
+    """Return the files that were stored as they lie here; of the others a part is missing."""
+    staged = {file.name: len(file.data) for file in job.files}
+    return {
+        job.about.checkpoint.key(file.name): Held(str(segments[file.name].path), file.proof)
+        for file in receipt.files
+        if staged.get(file.name) == file.size_bytes
+    }

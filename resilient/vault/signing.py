@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.format.extents import Content
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.names import CheckpointId
-    from resilient.format.shard import HostFile
+    from resilient.format.shard import Lending
     from resilient.format.signature import Signing, SigningKey
     from resilient.storage.store import Store
 
@@ -43,9 +43,14 @@ class Signature:
     files: Mapping[str, str]
 
 
-def digests_of(files: Iterable[HostFile]) -> dict[str, str]:
+def digests_of(files: Iterable[Lending]) -> dict[str, str]:
     """Return the SHA-256 in hex of files in host memory, by name."""
-    return {file.name: hashlib.sha256(file.data).hexdigest() for file in files}
+    return {file.name: _digest(file) for file in files}
+
+
+def _digest(file: Lending) -> str:
+    with file.lend() as data:
+        return hashlib.sha256(data).hexdigest()
 
 
 def digests_stored(store: Store, manifest: Manifest) -> dict[str, str]:

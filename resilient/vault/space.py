@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ResilientError, StoreFull
 from resilient.storage.space import free_bytes
 from resilient.vault.rotate import look
+from resilient.vault.tiers import nearest
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def require_space(
     """Refuse a save that the store has no room for, on all ranks and before any has written.
 
     A repository is one place, so the bytes of all ranks count against the least that any of
-    them sees free. Where the store cannot tell, nothing is refused here.
+    them sees free; with a near tier for each host, those of each host against its own. Where the
+    store cannot tell, nothing is refused here.
 
     Collective: every rank, same topic.
     Crash: nothing was stored.
@@ -58,19 +60,23 @@ def require_space(
         mine = attempt(lambda: {"needs": needs_bytes, "free": free_bytes(desk.store)})
 
     def rule(shown: list[Any]) -> None:
-        free = min((one["free"] for one in shown if one["free"] is not None), default=None)
-        needs = with_margin(sum(one["needs"] for one in shown))
-        if free is not None and needs > free:
-            raise _full(desk, checkpoint, needs, free)
+        ranks = range(len(shown))
+        for group in desk.places.groups or (tuple(ranks),):
+            here = [shown[rank] for rank in group]
+            free = min((one["free"] for one in here if one["free"] is not None), default=None)
+            needs = with_margin(sum(one["needs"] for one in here))
+            if free is not None and needs > free:
+                whose = f" of ranks {', '.join(map(str, group))}" if desk.places.groups else ""
+                raise _full(desk, checkpoint, needs, free, whose)
 
     agree(desk.comms, space_topic(topic), mine, rule, desk.limits.within_seconds)
 
 
-def _full(desk: Desk, checkpoint: CheckpointId, needs: int, free: int) -> StoreFull:
-    url = desk.store.url
+def _full(desk: Desk, checkpoint: CheckpointId, needs: int, free: int, whose: str) -> StoreFull:
+    url = nearest(desk.store).url
     return StoreFull(
-        f"no space left for it at {url}: it needs {needs} bytes with a margin, {free} are free, "
-        f"and {_what_rotation_could_free(desk)}; nothing of it was written",
+        f"no space left for it at {url}{whose}: it needs {needs} bytes with a margin, {free} are "
+        f"free, and {_what_rotation_could_free(desk)}; nothing of it was written",
         key=checkpoint.folder,
         hint=f"free space (df -h), or resilient ckpt prune {url} --keep-last 1 --dry-run",
     )

@@ -45,7 +45,8 @@ def tidy(
             mark_committed(store, checkpoint.generation)
         plan = rotate(store, retention, checkpoint.generation, keep, written=checkpoint)
     except ResilientError as error:
-        desk.tell(events.RotationFailed(checkpoint.folder, error.message))
+        # Who leads a place may be no coordinator, and nobody else knows.
+        desk.emit(events.RotationFailed(checkpoint.folder, error.message))
         return
     _tell(desk, checkpoint, plan)
 

@@ -4,16 +4,25 @@ Lives, tags and everything else that decides lie in the durable repository alone
 checkpoint are written to the near one and read from the nearest that has them. The near one
 counts only for lives whose record it holds byte for byte: what another run left there, or this
 run before its repository was replaced, is not seen.
+
+With a near repository for each host, what this host has not is read from the others' over the
+network (:mod:`resilient.vault.peers`), before the durable one is asked.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from resilient.errors import ConfigError, IntegrityError, KeyExists, KeyNotFound
-from resilient.format.names import CHECKPOINTS, generation_key, parse_checkpoint
+from resilient.errors import ConfigError, IntegrityError, KeyExists, KeyNotFound, StoreUnavailable
+from resilient.format.names import (
+    CHECKPOINTS,
+    MANIFEST,
+    generation_key,
+    parse_checkpoint,
+    split_checkpoint_key,
+)
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
@@ -21,13 +30,22 @@ from resilient.storage.store import Sweepable
 from resilient.vault.generations import create_record, list_numbers, read_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from resilient.clock import Clock
+    from resilient.storage.buffers import Room
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Entry, Store
 
 Result = TypeVar("Result")
+
+
+@runtime_checkable
+class Doubtful(Protocol):
+    """A store that may have another copy of an object."""
+
+    def doubt(self, key: str) -> bool:
+        """Turn away from the copy that was read; say whether there is another."""
 
 
 class TieredStore:
@@ -36,25 +54,30 @@ class TieredStore:
     Args:
         near: takes the files of checkpoints, and gives them back.
         durable: decides who may write, and has what the near one has not.
-        told: of the key of an object whose near copy is not what was stored, once.
+        told: of the key of an object whose near copy is not what was stored, and where that is;
+            once.
 
     Attributes:
         near: as given.
         durable: as given.
-        recalled: keys of checkpoint files that were read from the durable tier, so that nobody
-            has proved a near copy.
+        peers: near repositories of other hosts, which can only be read.
+        recalled: keys of checkpoint files that were not read from the near tier of this host, so
+            that nobody has proved a copy there.
     """
 
-    def __init__(self, near: Store, durable: Store, told: Callable[[str], None]) -> None:
+    def __init__(self, near: Store, durable: Store, told: Callable[[str, str], None]) -> None:
         self.near = near
         self.durable = durable
+        self.peers: tuple[Store, ...] = ()
         self.url = durable.url
         self.exclusive = durable.exclusive
         self.ranges = ranges_of(near)
         self.recalled: set[str] = set()
         self._told = told
-        self._shared_lives: set[int] = set()
-        self._doubted: set[str] = set()
+        self._shared_lives: set[tuple[str, int]] = set()
+        self._doubted: set[tuple[str, str]] = set()
+        self._holders: dict[str, Store] = {}
+        self._closing: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def put(self, key: str, data: Data) -> None:
@@ -66,27 +89,28 @@ class TieredStore:
         (self.near if _generation_of(key) else self.durable).put_new(key, data)
 
     def get(self, key: str) -> bytes:
-        """Return the whole object from the nearest tier that has it."""
+        """Return the whole object from the nearest place that has it."""
         return self._nearest(key, lambda store: store.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return part of an object from the nearest tier that has it."""
+        """Return part of an object from the nearest place that has it."""
         return self._nearest(key, lambda store: store.get_range(key, start, length))
 
-    def fill(self, key: str, start: int, view: memoryview, arrived: Arrived) -> int:
-        """Fill ``view`` from the nearest tier that has the object."""
-        return self._nearest(key, lambda store: fill(store, key, start, view, arrived))
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from the nearest place that has the object."""
+        return self._nearest(key, lambda store: fill(store, key, start, room, arrived))
 
     def stat(self, key: str) -> Entry:
-        """Return the entry of the nearest tier that has the object."""
+        """Return the entry of the nearest place that has the object."""
         return self._nearest(key, lambda store: store.stat(key))
 
     def list(self, prefix: str = "") -> Iterable[Entry]:
-        """Return what either tier holds, each key once."""
+        """Return what any place holds, each key once."""
         found = {entry.key: entry for entry in self.durable.list(prefix)}
         if not prefix or prefix.startswith(CHECKPOINTS):
-            near = [one for one in self.near.list(prefix) if self._is_near(one.key)]
-            found |= {entry.key: entry for entry in near}
+            for source in (*reversed(self.peers), self.near):
+                there = source.list(prefix or CHECKPOINTS)
+                found |= {entry.key: entry for entry in there if self._counts(source, entry.key)}
         return [found[key] for key in sorted(found)]
 
     def delete(self, key: str) -> None:
@@ -94,23 +118,46 @@ class TieredStore:
         (self.near if _generation_of(key) else self.durable).delete(key)
 
     def doubt(self, key: str) -> bool:
-        """Read this object from the durable tier from now on, if it has one.
+        """Read this object from the next place that has it from now on, if there is one.
 
         Returns:
-            Whether that changes anything: not if it is doubted already, or is not near.
+            Whether that changes anything: not if there is no other copy.
         """
-        with self._lock:
-            if key in self._doubted or not self._is_near(key):
-                return False
-        try:
-            self.near.stat(key)
-            self.durable.stat(key)
-        except KeyNotFound:
+        holders = [one for one in self._sources(key) if self._counts(one, key) and _holds(one, key)]
+        if not holders or not (len(holders) > 1 or _holds(self.durable, key)):
             return False
         with self._lock:
-            self._doubted.add(key)
-        self._told(key)
+            self._doubted.add((holders[0].url, key))
+            self._holders.pop(key, None)
+        self._told(key, holders[0].url)
         return True
+
+    def on_close(self, let_go: Callable[[], None]) -> None:
+        """Have ``let_go`` called once nobody reads here any more.
+
+        Crash: nothing changes.
+        """
+        self._closing.append(let_go)
+
+    def close(self) -> None:
+        """Let go of what serves other hosts, and asks them.
+
+        Crash: nothing changes.
+        """
+        while self._closing:
+            self._closing.pop()()
+
+    def require_peers(self) -> None:
+        """Ask every other host for a word.
+
+        Crash: reads only.
+
+        Raises:
+            StoreUnavailable: one does not answer.
+        """
+        for one in self.peers:
+            with suppress(KeyNotFound):
+                one.stat(generation_key(1))
 
     def settle(self) -> None:
         """Make durable what can be seen in either tier."""
@@ -131,22 +178,53 @@ class TieredStore:
         )
 
     def _nearest(self, key: str, ask: Callable[[Store], Result]) -> Result:
-        if self._is_near(key) and key not in self._doubted:
-            with suppress(KeyNotFound):
-                return ask(self.near)
-        found = ask(self.durable)
+        silent: StoreUnavailable | None = None
+        for source in self._sources(key):
+            try:
+                found = self._ask(source, key, ask)
+            except StoreUnavailable as error:
+                if source is self.near:
+                    raise
+                silent = error
+            else:
+                if found is not None:
+                    return found
+        try:
+            found = ask(self.durable)
+        except KeyNotFound as error:
+            # It may be there: that a host does not answer says nothing about a checkpoint.
+            raise (silent or error) from error
         if _generation_of(key):
             self.recalled.add(key)
         return found
 
-    def _is_near(self, key: str) -> bool:
-        """Say whether the near copy of ``key`` counts: both tiers know the life that wrote it."""
+    def _ask(self, source: Store, key: str, ask: Callable[[Store], Result]) -> Result | None:
+        """Return what a near repository answers, or None if it has no copy that counts."""
+        if not self._counts(source, key):
+            return None
+        try:
+            found = ask(source)
+        except KeyNotFound:
+            return None
+        if source is not self.near:
+            self.recalled.add(key)
+            self._holders[key] = source
+        return found
+
+    def _sources(self, key: str) -> Sequence[Store]:
+        """Return the near repositories that may have ``key``, the likeliest first."""
+        holder = self._holders.get(key)
+        order = [self.near, *sorted(self.peers, key=lambda one: one is not holder)]
+        return [one for one in order if (one.url, key) not in self._doubted]
+
+    def _counts(self, source: Store, key: str) -> bool:
+        """Say whether a near copy of ``key`` counts: its place knows the life that wrote it."""
         number = _generation_of(key)
-        if not number or number in self._shared_lives:
+        if not number or (source.url, number) in self._shared_lives:
             return number > 0
-        if not has_record(self, number):
+        if not has_record(source, self.durable, number):
             return False
-        self._shared_lives.add(number)
+        self._shared_lives.add((source.url, number))
         return True
 
 
@@ -166,17 +244,17 @@ def doubt(store: Store, key: str) -> bool:
     Returns:
         Whether there is another copy to read.
     """
-    return isinstance(store, TieredStore) and store.doubt(key)
+    return isinstance(store, Doubtful) and store.doubt(key)
 
 
-def has_record(tiers: TieredStore, number: int) -> bool:
+def has_record(near: Store, durable: Store, number: int) -> bool:
     """Say whether both tiers hold the same record of a life.
 
     Crash: reads only.
     """
+    key = generation_key(number)
     try:
-        near = tiers.near.get(generation_key(number))
-        return near == tiers.durable.get(generation_key(number))
+        return near.get(key) == durable.get(key)
     except KeyNotFound:
         return False
 
@@ -191,7 +269,7 @@ def require_same_run(tiers: TieredStore) -> None:
         StoreError: a tier failed.
     """
     for number in list_numbers(tiers.near):
-        if has_record(tiers, number):
+        if has_record(tiers.near, tiers.durable, number):
             continue
         # A record that cannot be read says nothing; what it stands for is not counted either way.
         with suppress(IntegrityError, KeyNotFound):
@@ -208,31 +286,37 @@ def share_record(tiers: TieredStore, number: int) -> None:
         ConfigError: the near tier has another record under that number.
         StoreError: a tier failed.
     """
-    if has_record(tiers, number):
+    if has_record(tiers.near, tiers.durable, number):
         return
     key = generation_key(number)
     try:
         create_record(tiers.near, key, tiers.durable.get(key))
     except KeyExists as error:
         # The answer to the create may have been lost after the effect.
-        if not has_record(tiers, number):
+        if not has_record(tiers.near, tiers.durable, number):
             raise _of_another_run(tiers, number) from error
 
 
-def require_shared_near(tiers: TieredStore, number: int, rank: int) -> None:
-    """Refuse a near tier that this rank does not see as the coordinator does.
+def adopt_manifests(tiers: TieredStore) -> None:
+    """Put the manifests that this near tier lacks and another place has, where files lie here.
 
-    Crash: reads only.
+    The coordinator's place has a manifest a moment before the others. A process that dies in
+    between leaves files here that a rotation would take for leftovers.
+
+    Crash: a manifest is there, whole, or not; the checkpoint is committed either way.
 
     Raises:
-        ConfigError: this life's record is not there.
+        StoreError: a place failed.
     """
-    if not has_record(tiers, number):
-        raise ConfigError(
-            f"rank {rank} does not find life {number} in the near tier {tiers.near.url}",
-            hint="`near_repo` must be one place for all ranks: with several hosts use a file "
-            "system that they share, or leave it out",
-        )
+    if not tiers.peers:
+        return
+    split = [
+        found for one in tiers.near.list(CHECKPOINTS) if (found := split_checkpoint_key(one.key))
+    ]
+    whole = {checkpoint for checkpoint, name in split if name == MANIFEST}
+    for checkpoint in sorted({one for one, _ in split} - whole):
+        with suppress(KeyNotFound):
+            tiers.near.put(checkpoint.manifest_key, tiers.get(checkpoint.manifest_key))
 
 
 def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
@@ -247,3 +331,11 @@ def _generation_of(key: str) -> int:
     """Return the life whose checkpoint ``key`` is a file of, 0 for any other key."""
     checkpoint = parse_checkpoint(key.partition("/")[0])
     return checkpoint.generation if checkpoint else 0
+
+
+def _holds(store: Store, key: str) -> bool:
+    try:
+        store.stat(key)
+    except KeyNotFound:
+        return False
+    return True

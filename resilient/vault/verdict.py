@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.persist import Job
-    from resilient.world.sockets import Address
+    from resilient.world.serving import Address
 
 
 def find_verdict(desk: Desk, job: Job, board: Address | None, gone: str) -> None:

@@ -6,32 +6,33 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from resilient.format.digest import digest_file, digest_with
+from resilient.format.digest import digest_with, nobody
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
 from resilient.format.parity import grouped, protect
 from resilient.storage.filling import files_at_once
 from resilient.vault.pool import each
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from resilient.format.digest import FileDigest
     from resilient.format.names import CheckpointId
-    from resilient.format.shard import HostFile
-    from resilient.format.thinning import ThinFile
+    from resilient.format.shard import Lending
     from resilient.storage.store import Store
 
 SMALL_BYTES = 8 << 20
 """A save that is no larger is written one file after the other: threads would not pay."""
 
 
-def write(
+def write(  # noqa: PLR0913 - a save as one rank sees it
     store: Store,
     checkpoint: CheckpointId,
     rank: int,
-    files: Sequence[HostFile | ThinFile],
+    files: Sequence[Lending],
     parts: Sequence[PartEntry] = (),
     parity: int = 0,
+    *,
+    told: Callable[[int], None] = nobody,
 ) -> Receipt:
     """Store ``files`` under the checkpoint's folder and return the receipt.
 
@@ -50,6 +51,8 @@ def write(
         parts: the parts whose documents are among ``files``.
         parity: how many of these files may be lost later and be computed back; each costs as
             many bytes as the longest, in the store and, meanwhile, in memory.
+        told: told of each piece's length when it is digested, by several threads, and may take
+            its time.
 
     Raises:
         StoreError: a file could not be stored; the checkpoint will not be committed.
@@ -58,30 +61,29 @@ def write(
     sizes = [file.size_bytes for file in files]
     at_once = files_at_once(store, max(sizes, default=0)) if sum(sizes) > SMALL_BYTES else 1
     everything = chain(files, protect(files, groups))
-    stored = each(lambda file: _write_file(store, checkpoint, rank, file), everything, at_once)
+
+    def write_one(file: Lending) -> tuple[FileEntry, Sequence[TensorEntry]]:
+        with file.lend() as data:
+            proof, proved = _prove(file.tensors, data, told)
+            store.put(checkpoint.key(file.name), data)
+        return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
+
+    stored = each(write_one, everything, at_once)
     entries = tuple(entry for entry, _ in stored)
     tensors = tuple(tensor for _, proved in stored for tensor in proved)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
 
 
-def _write_file(
-    store: Store, checkpoint: CheckpointId, rank: int, file: HostFile | ThinFile
-) -> tuple[FileEntry, Sequence[TensorEntry]]:
-    """Take every digest of a file's content that is not known yet, and store it."""
-    data = file.data
-    proof, tensors = _prove(file.tensors, data)
-    store.put(checkpoint.key(file.name), data)
-    return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), tensors
-
-
 def _prove(
-    tensors: Sequence[TensorEntry], data: bytes | memoryview
+    tensors: Sequence[TensorEntry], data: bytes | memoryview, told: Callable[[int], None]
 ) -> tuple[FileDigest, Sequence[TensorEntry]]:
-    """Return the proof of a file, and its tensors with the digests of their own bytes."""
+    """Return the proof of a file, and its tensors with the digests of their own bytes.
+
+    Only the digests that are not known yet are taken.
+    """
     places = [one for tensor in tensors for one in tensor.regions if not one.digest]
-    if not places:
-        return digest_file(data), tensors
-    proof, digests = digest_with(data, [(one.start, one.start + one.size_bytes) for one in places])
+    spans = [(one.start, one.start + one.size_bytes) for one in places]
+    proof, digests = digest_with(data, spans, told)
     found = dict(zip(places, digests, strict=True))
     return proof, [
         replace(

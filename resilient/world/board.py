@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class Board(Protocol):
-    """Four verbs over keys; values are bytes. It never touches the collective backend.
+    """Verbs over keys; values are bytes. It never touches the collective backend.
 
     A board may be used by one thread at a time; ``another`` gives a second thread its own.
     """
@@ -32,3 +32,14 @@ class Board(Protocol):
 
     def another(self) -> Board:
         """Return a board on the same place for use by another thread."""
+
+    def here(self) -> str:
+        """Return the address of this host as the others on the board reach it."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A board with a connection that somebody must end."""
+
+    def close(self) -> None:
+        """End the connection."""

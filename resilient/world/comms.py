@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import DeadlineExceeded
+from resilient.world.board import Closing
 
 if TYPE_CHECKING:
     from resilient.world.board import Board
@@ -40,6 +41,20 @@ class Comms:
     def over(self, board: Board) -> Comms:
         """Return the same ranks and scope on another board."""
         return Comms(board, self.world, self.scope)
+
+    def apart(self, name: str, world: World) -> Comms:
+        """Return another world on a connection of its own, for use by another thread."""
+        return Comms(self._board.another(), world, f"{self.scope}/{name}")
+
+    def close(self) -> None:
+        """End the connection of ``apart``; nobody uses it any more."""
+        if isinstance(self._board, Closing):
+            self._board.close()
+
+    @property
+    def here(self) -> str:
+        """The address of this host as the others reach it."""
+        return self._board.here()
 
     def gather(self, topic: str, value: Any, within_seconds: float) -> list[Any] | None:
         """Show ``value``; the coordinator gets everyone's, in the order of ranks.

@@ -122,6 +122,12 @@ def _compute_together(gang: Gang, board: TcpBoard, backend: Backend) -> None:
     atexit.register(_leave_process_group)
 
 
+def compute_alone(backend: str) -> None:
+    """Start a process group of one, for what computes in nothing less."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    atexit.register(_leave_process_group)
+
+
 def _leave_process_group() -> None:
     """Let gloo's threads finish while the interpreter still lives.
 

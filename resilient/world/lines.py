@@ -62,6 +62,30 @@ class Lines:
         del self._read[: end + 1]
         return _parse(line)
 
+    def receive_into(self, view: memoryview) -> None:
+        """Fill ``view`` with the raw bytes that follow the last line.
+
+        Raises:
+            BadLine: fewer came.
+            OSError: as for ``receive``.
+        """
+        ready = min(len(self._read), len(view))
+        view[:ready] = self._read[:ready]
+        del self._read[:ready]
+        while ready < len(view):
+            came = self._connection.recv_into(view[ready:])
+            if not came:
+                raise BadLine(f"cut after {ready} of {len(view)} bytes")
+            ready += came
+
+    def send_bytes(self, data: bytes | memoryview) -> None:
+        """Send raw bytes, whose number a line before has said.
+
+        Raises:
+            OSError: as for ``send``.
+        """
+        self._connection.sendall(data)
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

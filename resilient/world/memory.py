@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from resilient.world.serving import LOOPBACK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -55,3 +57,7 @@ class MemoryBoard:
     def another(self) -> MemoryBoard:
         """Return itself: it is safe for many threads."""
         return self
+
+    def here(self) -> str:
+        """Return the loopback address: everybody is in this process."""
+        return LOOPBACK

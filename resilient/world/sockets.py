@@ -4,24 +4,18 @@ One keeper serves, the others connect. A client may leave a *will*: a value that
 for it when its connection ends before it has posted the key itself. So a process that dies is
 heard of at once instead of at a deadline.
 
-Source of the idea: the last will of MQTT 3.1.1, section 3.1.2.5. The token keeps apart the lives
-on one port; it is no protection from someone who can listen to the network (docs/guarantees.md).
+Source of the idea: the last will of MQTT 3.1.1, section 3.1.2.5.
 """
 
 from __future__ import annotations
 
-import hmac
-import secrets
-import socket
-import threading
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.clock import SystemClock
 from resilient.errors import PeerFailed
-from resilient.world.lines import LINE_BYTES_MAX, BadLine, Lines
+from resilient.world.lines import BadLine, Lines
 from resilient.world.memory import MemoryBoard
+from resilient.world.serving import LOOPBACK, Address, Server, greeted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,31 +24,9 @@ if TYPE_CHECKING:
 
 # The server answers within a slice, so silence for much longer means that its host is gone.
 _SLICE_SECONDS = 1.0
-_SILENCE_SECONDS = 30.0
-_GREETING_BYTES_MAX = 1 << 10
-_KEEPALIVE_SECONDS = (10, 5, 3)
-_NONSENSE = (OSError, BadLine, KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a board is served, and the token that it asks for."""
-
-    host: str
-    port: int
-    token: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value."""
-        return {"host": self.host, "port": self.port, "token": self.token}
-
-    @staticmethod
-    def from_json(value: Any) -> Address:
-        """Return the address that ``to_json`` described."""
-        return Address(str(value["host"]), int(value["port"]), str(value["token"]))
-
-
-class BoardServer:
+class BoardServer(Server):
     """Serves one board to any number of clients, from threads of its own.
 
     Args:
@@ -65,64 +37,18 @@ class BoardServer:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, listen: str = "127.0.0.1", host: str = "127.0.0.1") -> None:
-        self._listener = socket.create_server((listen, 0))
-        port = int(self._listener.getsockname()[1])
-        self.address = Address(host, port, secrets.token_hex(16))
+    def __init__(self, listen: str = LOOPBACK, host: str = LOOPBACK) -> None:
         self._board = MemoryBoard()
-        self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
-        self._threads = [threading.Thread(target=self._accept, name="board", daemon=True)]
-        self._threads[0].start()
+        super().__init__(self._converse, listen, host)
 
-    def close(self) -> None:
-        """Stop to serve; clients that still ask learn that the place is gone."""
-        # Closing alone would not wake the thread that waits in accept.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for connection in self._connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(2 * _SLICE_SECONDS)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            _keep_alive(connection)
-            with self._lock:
-                self._connections.add(connection)
-                self._threads = [one for one in self._threads if one.is_alive()]
-                thread = threading.Thread(
-                    target=self._serve, args=(connection,), name="board", daemon=True
-                )
-                self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        # A stranger may not make us hold more than a greeting, or wait for it for long.
-        connection.settimeout(_SILENCE_SECONDS)
-        lines, wills = Lines(connection, _GREETING_BYTES_MAX), dict[str, bytes]()
-        # Whoever talks nonsense or leaves is cut off; the others are not hurt.
-        with suppress(*_NONSENSE), connection:
-            if self._is_known(lines.receive()):
-                connection.settimeout(None)
-                lines.line_bytes_max = LINE_BYTES_MAX
-                while (asked := lines.receive()) is not None:
-                    lines.send({"value": self._answer(asked, wills)})
-        for key, value in wills.items():
-            self._board.post(key, value)
-        with self._lock:
-            self._connections.discard(connection)
-
-    def _is_known(self, greeting: dict[str, Any] | None) -> bool:
-        token = str((greeting or {}).get("token", ""))
-        return hmac.compare_digest(token.encode(), self.address.token.encode())
+    def _converse(self, lines: Lines) -> None:
+        wills = dict[str, bytes]()
+        try:
+            while (asked := lines.receive()) is not None:
+                lines.send({"value": self._answer(asked, wills)})
+        finally:
+            for key, value in wills.items():
+                self._board.post(key, value)
 
     def _answer(self, asked: dict[str, Any], wills: dict[str, bytes]) -> Any:
         verb, keys = asked["verb"], [str(key) for key in asked["keys"]]
@@ -161,10 +87,8 @@ class SocketBoard:
         self._address = address
         self._clock = clock or SystemClock()
         try:
-            connection = socket.create_connection((address.host, address.port), _SILENCE_SECONDS)
-            _keep_alive(connection)
-            self._lines = Lines(connection)
-            self._lines.send({"token": address.token})
+            self._connection = greeted(address)
+            self._lines = Lines(self._connection)
         except OSError as error:
             raise self._gone(error) from error
 
@@ -200,6 +124,10 @@ class SocketBoard:
         """Open a second connection to the same server."""
         return SocketBoard(self._address, self._clock)
 
+    def here(self) -> str:
+        """Return the end of the connection that is on this host."""
+        return str(self._connection.getsockname()[0])
+
     def close(self) -> None:
         """End the connection; what was left as a will is posted."""
         self._lines.close()
@@ -217,16 +145,6 @@ class SocketBoard:
     def _gone(self, why: object) -> PeerFailed:
         where = f"{self._address.host}:{self._address.port}"
         return PeerFailed(f"the keepers' board at {where} is gone: {why}", rank=0)
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice within 25 s that the other host vanished without a word."""
-    idle, interval, count = _KEEPALIVE_SECONDS
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _text(value: bytes) -> str:

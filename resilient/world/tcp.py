@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from resilient.errors import PeerFailed
+from resilient.world.serving import address_toward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,15 @@ class TcpBoard:
     def another(self) -> TcpBoard:
         """Open a second connection to the same server."""
         return TcpBoard(self.store.clone())  # type: ignore[attr-defined]  # missing in the stubs
+
+    def here(self) -> str:
+        """Return this host's address toward the server; on the server's host that host's name."""
+        try:
+            here = address_toward(self.store.host, self.store.port)
+        except OSError as error:
+            raise _gone(error) from error
+        # Its own name may lead a host to its loopback, where nobody else reaches it.
+        return self.store.host if here.startswith("127.") else here
 
     @staticmethod
     def _call(method: Any, *arguments: Any) -> Any:

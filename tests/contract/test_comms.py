@@ -20,7 +20,8 @@ from resilient.world.launch import (
     told_repository,
     write_launch,
 )
-from resilient.world.sockets import Address, BoardServer, SocketBoard
+from resilient.world.serving import Address
+from resilient.world.sockets import BoardServer, SocketBoard
 from resilient.world.tcp import TcpBoard, connect
 from resilient.world.world import World
 

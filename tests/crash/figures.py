@@ -14,7 +14,7 @@ class Figures:
     Attributes:
         histories: recorded histories.
         operations: their file operations.
-        drawn: disks that were built, equal ones counted again.
+        moments: disks that may be left at a moment, added up over all moments.
         on_disk: those that differ on the disk: the crash states of an honest disk.
         visible: those of them that differ in what a store shows.
         lying: different disks that a disk which does not sync may leave.
@@ -28,7 +28,7 @@ class Figures:
 
     histories: int = 0
     operations: int = 0
-    drawn: int = 0
+    moments: int = 0
     on_disk: int = 0
     visible: int = 0
     lying: int = 0
@@ -43,6 +43,11 @@ class Figures:
     def states(self) -> int:
         """Different crash states."""
         return self.on_disk + self.lying + self.objects
+
+    @property
+    def enumerated(self) -> int:
+        """Crash states: a moment and what is left then. Many moments leave equal disks."""
+        return self.moments + self.objects
 
     @property
     def violated(self) -> int:

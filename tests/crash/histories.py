@@ -15,7 +15,8 @@ from pathlib import Path
 from random import Random
 
 from ledger import Expected, Ledger, NotedStore
-from little import Life, TickingClock
+from little import DURABLE, NEAR, Life, Setup, TickingClock
+from promotions import Pool
 
 from resilient.errors import ResilientError
 from resilient.storage.files import PosixFiles
@@ -26,6 +27,7 @@ from resilient.testing.diskstates import Disk, Tree
 from resilient.testing.faults import Crash
 from resilient.testing.turns import Turns
 from resilient.vault import catalog
+from resilient.vault.promoter import Tiering
 from resilient.vault.retention import BestOf, Retention
 from resilient.vault.tags import read_tags
 
@@ -49,6 +51,7 @@ FOREIGN: Tree = {
 }
 LIVES = 3
 SAVES_MAX = 6
+TIERED_SHARE, PARITY_SHARE = 0.35, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,14 @@ class Segment:
         base: what was on the disk, durable.
         expected: what the user knew then.
         steps: operations, and ``Expected`` whenever that changed.
-        keep: how many checkpoints the policy keeps at least.
+        setup: how the job saves.
         refused: how a life ended that should have gone on.
     """
 
     base: Tree
     expected: Expected
     steps: list[Op | Expected]
-    keep: int
+    setup: Setup
     refused: tuple[str, ...] = ()
 
 
@@ -130,14 +133,19 @@ def history(seed: int) -> list[Segment]:
     return segments
 
 
+def setup_of(seed: int) -> Setup:
+    """Return how the job of one history saves."""
+    return _setup(Random(seed))
+
+
 class _Job:
     """A job that is started again and again on a machine that is not to be relied on."""
 
     def __init__(self, draw: Random) -> None:
         self.draw = draw
-        self.retention = draw.choice(POLICIES)
+        self.setup = _setup(draw)
         self.ranks = draw.choice((1, 2, 4))
-        self.tree: Tree = {"runs": {"seven": FOREIGN}} if draw.random() < 0.8 else {}
+        self.tree: Tree = _before(self.setup) if draw.random() < 0.8 else {}
         self.ledger, self.clock = Ledger(visible(self.tree)), TickingClock()
         self.lives_left = LIVES
         self.refused: tuple[str, ...] = ()
@@ -159,13 +167,13 @@ class _Job:
         self.tree = _one_of(base, record, self.draw)
         self.ledger.note = lambda expected: None
         self.ledger.lost_power(visible(self.tree))
-        return Segment(base, first, record.steps, self.retention.keep_last, self.refused)
+        return Segment(base, first, record.steps, self.setup, self.refused)
 
     def _one_life(self, folder: Path, files: RecordingFiles, turns: Turns) -> None:
         inner = LocalStore(folder.joinpath(*PLACE), files)
         self.ledger.see = lambda: {one.key: inner.get(one.key) for one in inner.list()}
         store = NotedStore(inner, self.ledger, turns.turn)
-        life = Life(store, self.retention, self.clock, self.ledger, self.ranks, turns.run)
+        life = Life(store, self.setup, self.clock, self.ledger, self.ranks, turns.run, Pool(turns))
         try:
             _live(life, files, self.draw, self.ledger)
         except Crash:
@@ -173,6 +181,21 @@ class _Job:
         except ResilientError as error:
             self.refused += (str(error),)
         files.revive()
+
+
+def _setup(draw: Random) -> Setup:
+    retention = draw.choice(POLICIES)
+    is_tiered, parity = draw.random() < TIERED_SHARE, int(draw.random() < PARITY_SHARE)
+    tiering = Tiering(draw.choice((1, 2, 3)), draw.choice((1, 2, 3))) if is_tiered else None
+    return Setup(retention, tiering, parity)
+
+
+def _before(setup: Setup) -> Tree:
+    """Return what is there before the first life: what others put there."""
+    tree: Tree = {NEAR: FOREIGN, DURABLE: FOREIGN} if setup.tiering else FOREIGN
+    for name in reversed(PLACE):
+        tree = {name: tree}
+    return tree
 
 
 def _live(life: Life, files: RecordingFiles, draw: Random, ledger: Ledger) -> None:
@@ -188,10 +211,11 @@ def _live(life: Life, files: RecordingFiles, draw: Random, ledger: Ledger) -> No
 
 
 def _keep_house(life: Life, draw: Random, ledger: Ledger) -> None:
-    there = catalog.committed(life.store)
+    there = catalog.committed(life.house)
     if not there:
         return
-    match draw.choice(("tag", "untag", "prune")):
+    acts = ("tag", "untag", "prune", *(("repair",) * 3 if life.setup.parity else ()))
+    match draw.choice(acts):
         case "tag":
             one = draw.choice(there)
             life.tag(f"tag{draw.randrange(3)}", one)
@@ -202,13 +226,17 @@ def _keep_house(life: Life, draw: Random, ledger: Ledger) -> None:
                 ledger.unpin(one)
             for number in range(3):
                 life.untag(f"tag{number}")
+        case "repair":
+            one = draw.choice(there)
+            life.damage(one)
+            life.repair(one)
         case _:
-            life.prune(life.retention)
+            life.prune()
     life.end()
 
 
 def _pin(life: Life, ledger: Ledger) -> None:
-    for tag in read_tags(life.store):
+    for tag in read_tags(life.house):
         ledger.pin(tag.checkpoint)
 
 

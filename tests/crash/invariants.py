@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from little import Life, content_of, value_at
+from little import NEAR, Life, Setup, content_of, value_at
 
 from resilient.errors import NoIntactCheckpoint, ResilientError
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
 from resilient.vault import catalog
 from resilient.vault.read import read
-from resilient.vault.retention import Retention
+from resilient.vault.tiers import TieredStore
 
 if TYPE_CHECKING:
     from ledger import Expected
@@ -33,16 +33,20 @@ class Facts:
     """What the library makes of a state.
 
     Attributes:
-        committed: every checkpoint with a manifest.
-        broken: those that do not read back whole, and why.
+        committed: every checkpoint with a manifest, by tier.
+        broken: those that do not read back whole, and why, by tier and name.
+        mendable: those of them that parity gives back.
         candidates: what resume would try, in order.
+        durable: the same on a new host, where the near tier is empty.
         second_life: why a second life did not end as an unbroken run; empty if it did, None if
             it was not tried.
     """
 
-    committed: list[CheckpointId]
-    broken: dict[CheckpointId, str]
+    committed: dict[str, list[CheckpointId]]
+    broken: dict[tuple[str, CheckpointId], str]
+    mendable: frozenset[tuple[str, CheckpointId]]
     candidates: tuple[CheckpointId, ...]
+    durable: tuple[CheckpointId, ...]
     second_life: str | None = None
 
 
@@ -70,11 +74,13 @@ class Checker:
     """Finds facts and compares them with what was promised.
 
     Attributes:
-        keep: how many checkpoints the policy keeps at least.
+        setup: how the job saves.
+        always_starts_over: whether a second life is lived in each state that has nothing to resume.
         second_lives: how many were lived.
     """
 
-    keep: int
+    setup: Setup
+    always_starts_over: bool = True
     second_lives: int = 0
     _facts: dict[int, Facts] = field(default_factory=dict)
     _proofs: dict[tuple, list[tuple[dict[str, bytes | None], str]]] = field(default_factory=dict)
@@ -84,7 +90,8 @@ class Checker:
         if found is None:
             found = self._facts[digest] = self._find(objects)
         # Without anything to resume from, a life may only start over.
-        if found.second_life is None and (live_on or not found.candidates):
+        live_on |= self.always_starts_over and not found.candidates
+        if found.second_life is None and live_on:
             found.second_life = self._live_on(objects, found)
         return found
 
@@ -94,20 +101,29 @@ class Checker:
         self._proofs.clear()
 
     def _find(self, objects: dict[str, bytes]) -> Facts:
-        store = shown(objects)
-        folders = catalog.folders_of(store)
-        whole = sorted((one for one, names in folders.items() if "manifest.json" in names))
-        broken = {}
-        for one in whole:
-            problem = self._prove(store, one)
-            if problem:
-                broken[one] = problem
-        return Facts(whole, broken, catalog.lineage(store, folders).candidates)
+        tiers = {place: shown(below(objects, place)) for place in self.setup.keeps}
+        committed, broken = {}, {}
+        for place, store in tiers.items():
+            folders = catalog.folders_of(store)
+            committed[place] = sorted(one for one in folders if one.manifest_key in store.objects)
+            found = {(place, one): self._prove(store, place, one) for one in committed[place]}
+            broken |= {where: problem for where, problem in found.items() if problem}
+        broken |= different(tiers, committed)
+        mendable = frozenset(
+            (place, one)
+            for place, one in (broken if self.setup.parity else ())
+            if not proof_of(tiers[place], one, mends=True)
+        )
+        durable = catalog.lineage(list(tiers.values())[-1]).candidates
+        both = TieredStore(*tiers.values(), lambda *_: None) if len(tiers) > 1 else None
+        candidates = catalog.lineage(both).candidates if both else durable
+        return Facts(committed, broken, mendable, candidates, durable)
 
-    def _prove(self, store: MemoryStore, checkpoint: CheckpointId) -> str:
+    def _prove(self, store: MemoryStore, place: str, checkpoint: CheckpointId) -> str:
         """Return what a proof says; one that would read the same bytes again says the same."""
-        known = self._proofs.setdefault((checkpoint, store.objects[checkpoint.manifest_key]), [])
         objects = store.objects
+        about = (place, checkpoint, objects[checkpoint.manifest_key])
+        known = self._proofs.setdefault(about, [])
         for read_before, problem in known:
             if all(objects.get(key) is content for key, content in read_before.items()):
                 return problem
@@ -117,45 +133,85 @@ class Checker:
         return problem
 
     def _live_on(self, objects: dict[str, bytes], facts: Facts) -> str:
-        self.second_lives += 1
-        store = shown(dict(objects))
-        life = Life(store, Retention(keep_last=self.keep))
-        ended = self._begin(life, facts)
-        if ended is not None:
-            return ended
-        for _ in range(TRAIN_ON):
-            life.save()
-        life.end()
-        newest = CheckpointId(life.life.number, life.step)
-        after = catalog.lineage(store).candidates
-        if after[:1] != (newest,):
-            return f"it saved {newest} and would resume {after[:1]}"
-        return proof_of(store, newest)
+        """Return what is wrong with a second life: on this host, and on one with no near tier."""
+        problem = self._live(objects, facts.candidates)
+        if problem or self.setup.tiering is None:
+            return problem
+        far = {key: one for key, one in objects.items() if not key.startswith(f"{NEAR}/")}
+        problem = self._live(far, facts.durable, is_new_host=True)
+        return problem and f"on a new host {problem}"
 
-    def _begin(self, life: Life, facts: Facts) -> str | None:
-        """Begin a second life; return how it ended if it ended there."""
+    def _live(
+        self,
+        objects: dict[str, bytes],
+        candidates: tuple[CheckpointId, ...],
+        *,
+        is_new_host: bool = False,
+    ) -> str:
+        self.second_lives += 1
+        life = Life(shown(dict(objects)), self.setup)
         try:
             life.begin()
-        except NoIntactCheckpoint as error:
-            return str(error) if facts.candidates else REFUSED
-        return None
+        except ResilientError as error:
+            return self._refused(error, candidates, is_new_host=is_new_host)
+        for _ in range(TRAIN_ON):
+            life.save()
+        try:
+            life.end()
+        except ResilientError as error:
+            return self._unpromoted(error)
+        newest = CheckpointId(life.life.number, life.step)
+        for store in {id(one): one for one in (life.store, life.house)}.values():
+            after = catalog.lineage(store).candidates
+            if after[:1] != (newest,):
+                return f"it saved {newest} and would resume {after[:1]}"
+        return proof_of(self._ends_in(life), newest)
+
+    def _ends_in(self, life: Life) -> object:
+        """Return where the end of a second life must be whole."""
+        return life.house
+
+    def _refused(
+        self,
+        error: ResilientError,
+        candidates: tuple[CheckpointId, ...],
+        *,
+        is_new_host: bool,
+    ) -> str:
+        """Return what is wrong with a life that refused to begin."""
+        if candidates or not isinstance(error, NoIntactCheckpoint):
+            return str(error)
+        # All that was committed may have been near alone, and starting over must be asked for.
+        return "" if is_new_host else REFUSED
+
+    def _unpromoted(self, error: ResilientError) -> str:
+        """Return what is wrong with a life whose last save stayed near."""
+        return f"it could not end: {error}"
 
     def violations(self, objects: dict[str, bytes], facts: Facts, expected: Expected) -> list[str]:
         """Return which invariants do not hold."""
-        found = [f"1: {one} is listed and not whole: {why}" for one, why in facts.broken.items()]
-        newest, first = expected.newest, facts.candidates[:1]
-        if newest and (not first or first[0] < newest):
-            found.append(f"2: {newest} was acknowledged; resume would take {first}")
-        if len(facts.committed) < min(self.keep, expected.commits):
-            found.append(f"3: {len(facts.committed)} of {expected.commits} committed are left")
+        found = [
+            f"1: {place}{one} is listed and not whole: {why}"
+            for (place, one), why in facts.broken.items()
+            if one not in expected.damaged or (place, one) not in facts.mendable
+        ]
+        for newest, first, where in (
+            (expected.newest, facts.candidates[:1], "resume"),
+            (expected.promoted, facts.durable[:1], "resume on a new host"),
+        ):
+            if newest and (not first or first[0] < newest):
+                found.append(f"2: {newest} was acknowledged; {where} would take {first}")
+        for place, keep in self.setup.keeps.items():
+            left, commits = len(facts.committed[place]), expected.commits[place]
+            if left < min(keep, commits):
+                found.append(f"3: {place}{left} of {commits} committed are left")
         found += [
             f"4: `{key}` of a save in flight was touched"
             for key, content in expected.in_flight.items()
             if objects.get(key) != content
         ]
-        found += [
-            f"4: the tag's {one} is gone" for one in expected.pinned if one not in facts.committed
-        ]
+        house = list(facts.committed.values())[-1]
+        found += [f"4: the tag's {one} is gone" for one in expected.pinned if one not in house]
         if facts.second_life:
             found.append(f"5: {facts.second_life}")
         return found + unpromised(objects, expected)
@@ -165,7 +221,8 @@ class LyingChecker(Checker):
     """What must hold even where a disk forgets what it said to have kept.
 
     A checkpoint that lost something is seen to be damaged, and nothing else is taken for it; a
-    second life goes on from a whole one, starts over if nothing is left, or refuses.
+    second life goes on from a whole one, starts over if nothing is left, or refuses; what it can
+    not promote, it says.
     """
 
     def violations(self, objects: dict[str, bytes], facts: Facts, expected: Expected) -> list[str]:
@@ -177,12 +234,40 @@ class LyingChecker(Checker):
         ]
         return found + ([f"5: {facts.second_life}"] if facts.second_life else [])
 
-    def _begin(self, life: Life, facts: Facts) -> str | None:
-        try:
-            life.begin()
-        except NoIntactCheckpoint:
-            return ""
-        return None
+    def _refused(self, error, candidates, *, is_new_host: bool) -> str:
+        del error, candidates, is_new_host
+        return ""
+
+    def _unpromoted(self, error: ResilientError) -> str:
+        # Damage near is told and never promoted.
+        del error
+        return ""
+
+    def _ends_in(self, life: Life) -> object:
+        # What the durable tier had already, a promotion knows by its size alone.
+        return life.store
+
+
+def below(objects: dict[str, bytes], place: str) -> dict[str, bytes]:
+    """Return the objects of one tier, by their keys there."""
+    if not place:
+        return objects
+    cut = len(place)
+    return {key[cut:]: one for key, one in objects.items() if key.startswith(place)}
+
+
+def different(
+    tiers: dict[str, MemoryStore], committed: dict[str, list[CheckpointId]]
+) -> dict[tuple[str, CheckpointId], str]:
+    """Return the checkpoints whose manifest is not the same in both tiers."""
+    first, *others = tiers
+    return {
+        (place, one): "it differs between the tiers"
+        for place in others
+        for one in committed[place]
+        if one in committed[first]
+        and tiers[place].objects[one.manifest_key] != tiers[first].objects[one.manifest_key]
+    }
 
 
 def unpromised(objects: dict[str, bytes], expected: Expected) -> list[str]:
@@ -202,10 +287,10 @@ def _short(content: bytes | None) -> str:
     return "missing" if content is None else f"{len(content)} bytes {content[:20]!r}..."
 
 
-def proof_of(store, checkpoint: CheckpointId) -> str:
+def proof_of(store, checkpoint: CheckpointId, *, mends: bool = False) -> str:
     """Return why a checkpoint is not whole or holds another state than its step has."""
     try:
-        proved = read(store, checkpoint)
+        proved = read(store, checkpoint, mends=mends)
     except ResilientError as error:
         return str(error)
     if content_of(proved.manifest, proved.files) != value_at(checkpoint.step):

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from little import Book
+from little import DURABLE, NEAR, Book
 
 from resilient.errors import KeyExists
 from resilient.format.names import MANIFEST, CheckpointId, split_checkpoint_key
+from resilient.storage.store import Sweepable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOTHING = frozenset([None])
+
+
+def place_of(key: str) -> str:
+    """Return the tier that a key lies in, as the beginning of its keys; empty without tiers."""
+    tier, _, _ = key.partition("/")
+    return f"{tier}/" if tier in (NEAR, DURABLE) else ""
+
+
+def manifest_of(key: str) -> CheckpointId | None:
+    """Return the checkpoint whose manifest lies under ``key``."""
+    checkpoint, name = split_checkpoint_key(key.removeprefix(place_of(key))) or (None, "")
+    return checkpoint if name == MANIFEST else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +40,22 @@ class Expected:
         allowed: the contents that each key may have; None: no object.
         in_flight: what the save that is not over has stored.
         newest: the newest acknowledged checkpoint.
-        commits: how many manifests were put so far.
+        promoted: the newest that was put into the durable tier.
+        commits: how many manifests were put so far, by tier.
         doubtful: manifests that a killed process may have put or taken away, until the next
             life has begun.
         pinned: what tags were told to hold.
+        damaged: what lost a file that parity can give back.
     """
 
     allowed: dict[str, frozenset[bytes | None]]
     in_flight: dict[str, bytes]
     newest: CheckpointId | None = None
-    commits: int = 0
+    promoted: CheckpointId | None = None
+    commits: Counter[str] = field(default_factory=Counter)
     doubtful: frozenset[str] = frozenset()
     pinned: frozenset[CheckpointId] = frozenset()
+    damaged: frozenset[CheckpointId] = frozenset()
 
 
 class Ledger(Book):
@@ -58,14 +76,20 @@ class Ledger(Book):
     def returned(self, key: str, content: bytes | None) -> None:
         """It returned: only one is."""
         with self._lock:
-            in_flight, commits = self.now.in_flight, self.now.commits
-            checkpoint, name = split_checkpoint_key(key) or (None, "")
-            if checkpoint and checkpoint == self._saving and content is not None:
-                in_flight = in_flight | {key: content}
-            if name == MANIFEST and content is not None:
-                commits += 1
-            self.now = replace(self.now, in_flight=in_flight, commits=commits)
+            if content is not None:
+                self._stored(key, content)
             self._allow(key, frozenset([content]))
+
+    def _stored(self, key: str, content: bytes) -> None:
+        now, place = self.now, place_of(key)
+        checkpoint, _ = split_checkpoint_key(key.removeprefix(place)) or (None, "")
+        if checkpoint and checkpoint == self._saving:
+            now = replace(now, in_flight=now.in_flight | {key: content})
+        if manifest_of(key):
+            now = replace(now, commits=now.commits + Counter([place]))
+        if manifest_of(key) and place.startswith(DURABLE):
+            now = replace(now, promoted=max(filter(None, (now.promoted, checkpoint))))
+        self.now = now
 
     def refused(self, key: str, content: bytes, before: frozenset[bytes | None]) -> None:
         """The key is taken, so this call changed nothing."""
@@ -93,7 +117,7 @@ class Ledger(Book):
         doubtful = {
             key
             for key, contents in self.now.allowed.items()
-            if len(contents) > 1 and key.endswith(f"/{MANIFEST}")
+            if len(contents) > 1 and manifest_of(key)
         }
         self._saving = None
         self._change(in_flight={}, doubtful=self.now.doubtful | doubtful)
@@ -105,7 +129,7 @@ class Ledger(Book):
             return
         there = self.see()
         allowed = {key: frozenset([there.get(key)]) for key in self.now.allowed}
-        more = sum(key in there for key in self.now.doubtful)
+        more = Counter(place_of(key) for key in self.now.doubtful if key in there)
         commits = self.now.commits + more
         self._change(allowed=allowed, commits=commits, doubtful=frozenset())
 
@@ -113,8 +137,7 @@ class Ledger(Book):
         """The machine starts again with what is there; that is settled now."""
         keys = self.now.allowed.keys() | objects.keys()
         allowed = {key: frozenset([objects.get(key)]) for key in keys}
-        there = sum(key.endswith(f"/{MANIFEST}") for key in objects)
-        commits = max(self.now.commits, there)
+        commits = self.now.commits | Counter(place_of(key) for key in objects if manifest_of(key))
         self._saving = None
         self._change(allowed=allowed, in_flight={}, commits=commits, doubtful=frozenset())
 
@@ -123,6 +146,12 @@ class Ledger(Book):
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         self._change(pinned=self.now.pinned - {checkpoint})
+
+    def damaged(self, checkpoint: CheckpointId) -> None:
+        self._change(damaged=self.now.damaged | {checkpoint})
+
+    def repaired(self, checkpoint: CheckpointId) -> None:
+        self._change(damaged=self.now.damaged - {checkpoint})
 
     def _allow(self, key: str, contents: frozenset[bytes | None]) -> None:
         self._change(allowed=self.now.allowed | {key: contents})
@@ -146,6 +175,9 @@ class NotedStore:
         self.settle = getattr(store, "settle", lambda: None)
         self.get, self.get_range = store.get, store.get_range
         self.list, self.stat = store.list, store.stat
+        if isinstance(store, Sweepable):
+            # What it removes, nobody sees: uploads and temporary files.
+            self.sweep = store.sweep
 
     def put(self, key, data) -> None:
         content = bytes(data)

@@ -7,9 +7,12 @@ must be in it. Resume, claim, save, rotate, prune and tag are the library's own.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from promotions import Pool
+from shelf import Shelf
 
 from resilient.errors import ResilientError, UsageError
 from resilient.events import Emitter, SaveAborted
@@ -19,22 +22,28 @@ from resilient.format.names import CheckpointId, rank_part, rank_part_file, shar
 from resilient.format.regions import Region, whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.vault.begin import begin
-from resilient.vault.choose import Wanted, choose
-from resilient.vault.commit import commit, gather_receipts
+from resilient.vault.choose import choose
+from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.generations import mark_committed
 from resilient.vault.persist import Job, persist
+from resilient.vault.promoter import Promoter, Tiering
+from resilient.vault.read import Wanted
 from resilient.vault.refer import Base, base_of, divide
+from resilient.vault.repair import carry_out_repair, plan_repair
+from resilient.vault.retention import Retention
 from resilient.vault.rotate import carry_out, discard, look, rotate
 from resilient.vault.tags import create_tag, remove_tag
+from resilient.vault.tiers import TieredStore, nearest
 from resilient.vault.write import write
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from resilient.vault.retention import Retention
+    from collections.abc import Callable, Sequence
 
+NEAR, DURABLE = "near", "durable"
 WORDS = 64
 """Elements of the model: more than one block of the disk."""
 FROZEN = bytes(range(256)) * 64
@@ -123,35 +132,74 @@ class Book:
 
     def began(self, generation: int) -> None: ...
 
+    def damaged(self, checkpoint: CheckpointId) -> None: ...
+
+    def repaired(self, checkpoint: CheckpointId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a job is told to save.
+
+    Attributes:
+        retention: which checkpoints stay.
+        tiering: with a near tier and a durable one, each on a shelf of the store; None: without.
+        parity: how many files of a rank may be lost.
+    """
+
+    retention: Retention = field(default_factory=Retention)
+    tiering: Tiering | None = None
+    parity: int = 0
+
+    @property
+    def keeps(self) -> dict[str, int]:
+        """How many checkpoints stay at least, by what the keys of their place begin with."""
+        keep = self.retention.keep_last
+        if self.tiering is None:
+            return {"": keep}
+        return {f"{NEAR}/": self.tiering.near_total_limit, f"{DURABLE}/": keep}
+
 
 @dataclass
 class Life:
     """One life of a job with one rank, or with several that a ``together`` lets take turns.
 
     Attributes:
+        house: where tags, prunes and repairs are done: the durable tier, if there are tiers.
+        pool: does promotions.
         step: what it has trained so far.
         best: what the run protects.
     """
 
     store: object
-    retention: Retention
+    setup: Setup
     clock: TickingClock = field(default_factory=TickingClock)
     book: Book = field(default_factory=Book)
     ranks: int = 1
     together: object = None
+    pool: Pool = field(default_factory=Pool)
     step: int = 0
     best: tuple[CheckpointId, ...] = ()
 
     def __post_init__(self) -> None:
         comms = Comms(MemoryBoard(), World(), "life")
         emit = Emitter(self.clock, (self._hear,))
-        self.desk = Desk(self.store, comms, Limits(self.retention, 20.0), self.clock, emit)
+        limits = Limits(self.setup.retention, 20.0, parity=self.setup.parity)
+        self.house, self.others = self.store, []
+        self.desk = Desk(self.store, comms, limits, self.clock, emit)
+        if self.setup.tiering:
+            near, self.house = Shelf(self.store, NEAR), Shelf(self.store, DURABLE)
+            self.store, self.others = TieredStore(near, self.house, lambda *_: None), [near]
+            promoter = Promoter(self.store, self.setup.tiering)
+            promoter._thread = self.pool
+            self.desk = replace(self.desk, store=self.store, promoter=promoter)
         self._saves, self._committed, self._untidied = 0, False, None
         self._bases: tuple[Base, ...] = ()
 
     def begin(self) -> CheckpointId | None:
         """Resume and claim; return what was resumed from."""
-        choice = choose(self.store, self.desk.comms, "auto", Wanted(_Everything()), 20.0)
+        wanted = Wanted(_Everything(), mends=self.setup.parity > 0)
+        choice = choose(self.store, self.desk.comms, "auto", wanted, 20.0)
         if choice.proved is not None:
             self._bases = (base_of(choice.proved, self.store),)
             self.step = choice.checkpoint.step
@@ -176,7 +224,7 @@ class Life:
                 job = Job(
                     about, files, parts_of(0), self.best, first, topic, 0.0, float, self._bases
                 )
-                persist(self.desk, job)
+                self._beside(lambda: persist(self.desk, job))
             else:
                 self._save_together(about)
         except ResilientError:
@@ -191,21 +239,42 @@ class Life:
 
     def end(self) -> None:
         """Do what is left to do after the last save."""
-        self._tidy()
+        self._beside(self._end)
 
-    def prune(self, retention: Retention) -> None:
+    def prune(self) -> None:
         """Do what ``ckpt prune`` does."""
-        carry_out(self.store, look(self.store, retention, in_full=True), self.life.number)
+        found = look(self.house, self.setup.retention, in_full=True)
+        carry_out(self.house, found, self.life.number)
 
     def tag(self, name: str, checkpoint: CheckpointId) -> None:
         """Do what ``ckpt tag`` does."""
         with suppress(UsageError):
-            create_tag(self.store, name, checkpoint, self.clock)
+            create_tag(self.house, name, checkpoint, self.clock)
 
     def untag(self, name: str) -> None:
         """Do what ``ckpt untag`` does."""
         with suppress(UsageError):
-            remove_tag(self.store, name)
+            remove_tag(self.house, name)
+
+    def damage(self, checkpoint: CheckpointId) -> None:
+        """Lose a file of a checkpoint, as a disk may that goes bad."""
+        self.book.damaged(checkpoint)
+        self.house.delete(checkpoint.key(shard_name("model", 0)))
+
+    def repair(self, checkpoint: CheckpointId) -> None:
+        """Do what ``ckpt repair`` does."""
+        plan = plan_repair(self.house, checkpoint, self.others)
+        carry_out_repair(self.house, plan, self.others)
+        self.book.repaired(checkpoint)
+
+    def _end(self) -> None:
+        self._tidy()
+        self.desk.finish()
+
+    def _beside(self, *works: Callable[[], object]) -> Sequence[object]:
+        """Do one's work, and promotions that wait, in turns."""
+        together = [*works, *self.pool.take()]
+        return [together[0]()] if len(together) == 1 else self.together(together)
 
     def _about(self, checkpoint: CheckpointId, metric: float) -> Manifest:
         return Manifest(
@@ -229,27 +298,38 @@ class Life:
             if rank == 0:
                 self._tidy()
             files = files_of(checkpoint.step, rank, self.ranks)
-            division = divide(self.store, checkpoint, files, parts_of(rank), self._bases)
-            written = write(self.store, checkpoint, rank, division.files, parts_of(rank))
+            parity, parts = self.setup.parity, parts_of(rank)
+            near = nearest(self.store)
+            division = divide(near, checkpoint, files, parts, self._bases, parity=parity)
+            written = write(self.store, checkpoint, rank, division.files, parts, division.parity)
             return division.complete(written)
 
         try:
-            receipts = self.together([lambda rank=rank: work(rank) for rank in range(self.ranks)])
+            works = [lambda rank=rank: work(rank) for rank in range(self.ranks)]
+            receipts = self._beside(*works)[: self.ranks]
             commit(self.store, gather_receipts(about, receipts))
+            with suppress(ResilientError):
+                self.setup.parity and copy_manifest(self.store, checkpoint)
         except ResilientError:
             self.book.failed()
             discard(self.store, checkpoint)
             raise
-        self._untidied = (checkpoint, not self._committed)
+        promoter = self.desk.promoter
+        due = promoter.plan(self.desk, checkpoint, self.best) if promoter else []
+        self._untidied = (checkpoint, not self._committed, due)
 
     def _tidy(self) -> None:
-        (checkpoint, is_first), self._untidied = self._untidied or (None, False), None
+        (checkpoint, is_first, due), self._untidied = self._untidied or (None, False, ()), None
         if checkpoint is None:
+            return
+        if self.desk.promoter:
+            self.desk.promoter.committed(self.desk, checkpoint, due)
             return
         with suppress(ResilientError):
             if is_first:
                 mark_committed(self.store, checkpoint.generation)
-            rotate(self.store, self.retention, checkpoint.generation, self.best, written=checkpoint)
+            keep, retention = self.best, self.setup.retention
+            rotate(self.store, retention, checkpoint.generation, keep, written=checkpoint)
 
     def _hear(self, _record, event) -> None:
         if isinstance(event, SaveAborted):

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from figures import Figures
-from invariants import Checker
+from invariants import Checker, Facts
 from ledger import Ledger, NotedStore
-from little import Life, TickingClock
+from little import Life, Setup, TickingClock
 
 from resilient.errors import ResilientError
 from resilient.storage.retrying import RetryingStore
 from resilient.testing.faults import Crash
 from resilient.testing.objectserver import Mishap, ObjectClient, ObjectServer, Trouble
+from resilient.vault.promoter import Tiering
 from resilient.vault.retention import BestOf, Retention
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
 
 FOREIGN = {"readme.txt": b"not ours", "checkpoint-2-g1/notes.txt": b"a person's"}
 POLICY = Retention(keep_last=1, keep_best=(BestOf("loss"),))
+SETUPS = {
+    "plain": Setup(POLICY),
+    "parity": Setup(POLICY, None, 1),
+    "tiers": Setup(POLICY, Tiering(2, 1)),
+}
 DELAYS = (1, 15, 60)
 PATIENT, IMPATIENT = 60.0, 0.0
 """Seconds after which the client gives a request up; the server's clock is a test's."""
@@ -30,10 +40,16 @@ class Case:
     Attributes:
         mishaps: what happens.
         patience_seconds: how long a request is asked again.
+        kind: how the job saves.
     """
 
     mishaps: tuple[Mishap, ...] = ()
     patience_seconds: float = PATIENT
+    kind: str = "plain"
+
+    @property
+    def setup(self) -> Setup:
+        return SETUPS[self.kind]
 
 
 def run(case: Case, figures: Figures | None = None) -> tuple[ObjectServer, list[str]]:
@@ -42,7 +58,7 @@ def run(case: Case, figures: Figures | None = None) -> tuple[ObjectServer, list[
     ledger, clock = _Ledger(FOREIGN), TickingClock()
     for number in range(2):
         client = RetryingStore(ObjectClient(server), clock, case.patience_seconds, Random(1))
-        life = Life(NotedStore(client, ledger), POLICY, clock, ledger)
+        life = Life(NotedStore(client, ledger), case.setup, clock, ledger)
         try:
             (_first_life, _next_life)[number](life)
         except Crash:
@@ -54,7 +70,7 @@ def run(case: Case, figures: Figures | None = None) -> tuple[ObjectServer, list[
         found += [f"{one} (after life {number})" for one in _check(server, ledger, case)]
     server.calm()
     found += [f"{one} (at last)" for one in _check(server, ledger, case, figures)]
-    Life(RetryingStore(ObjectClient(server), clock), POLICY, clock).begin()
+    Life(RetryingStore(ObjectClient(server), clock), case.setup, clock).begin()
     found += [f"4: an upload of `{key}` was left" for key, _ in server.uploads.values()]
     return server, found
 
@@ -76,19 +92,25 @@ def _first_life(life: Life) -> None:
         life.tag("mine", one)
     life.save(0.9)
     life.untag("mine")
+    for one in life.best if life.setup.parity else ():
+        life.damage(one)
+        life.repair(one)
     life.save(0.05)
+    life.end()
 
 
 def _next_life(life: Life) -> None:
     life.begin()
     life.save(0.6)
+    life.prune()
     life.save(0.8)
+    life.end()
 
 
 def _check(
     server: ObjectServer, ledger: Ledger, case: Case, figures: Figures | None = None
 ) -> list[str]:
-    checker = Checker(POLICY.keep_last)
+    checker = Checker(case.setup)
     objects = server.objects
     facts = checker.facts(0, dict(objects), live_on=figures is not None)
     if figures is not None:
@@ -99,47 +121,52 @@ def _check(
         return found
     # What arrives late may change what an answer said since. Of a checkpoint that was given up,
     # or rotated away, the manifest may arrive when its files are gone: listed, but never taken.
-    swept = [f"1: {one} " for one in facts.broken if (one,) != facts.candidates[:1]]
+    swept = [f"1: {where}{one} " for where, one in facts.broken if not_first(one, facts)]
     known = [one for one in found if one.startswith(("0", *swept))]
     if figures is not None:
         figures.late += sum(one.startswith("1") for one in known)
     return [one for one in found if one not in known]
 
 
-def requests() -> list[str]:
+def not_first(checkpoint: CheckpointId, facts: Facts) -> bool:
+    return checkpoint not in (*facts.candidates[:1], *facts.durable[:1])
+
+
+def requests(kind: str = "plain") -> list[str]:
     """Return the verbs of what an undisturbed run asks for."""
-    server, found = run(Case())
+    server, found = run(Case(kind=kind))
     assert not found, found
     return [verb for verb, _ in server.trace]
 
 
-def singles(patience_seconds: float, verb: str = "") -> list[Case]:
+def singles(patience_seconds: float, verb: str = "", kind: str = "plain") -> list[Case]:
     """Return every trouble at every request, or at every one of one verb."""
     mishaps = [
         Mishap(at, trouble, after)
-        for at, asked in enumerate(requests())
+        for at, asked in enumerate(requests(kind))
         if verb in ("", asked)
         for trouble in Trouble
         for after in (DELAYS if trouble is Trouble.LATE else (0,))
     ]
-    return [Case((one,), patience_seconds) for one in mishaps]
+    return [Case((one,), patience_seconds, kind) for one in mishaps]
 
 
 def several(seed: int, count: int) -> list[Case]:
     """Draw cases in which two or three things go wrong."""
-    draw, length = Random(seed), len(requests())
+    draw, lengths = Random(seed), {kind: len(requests(kind)) for kind in SETUPS}
     cases = []
     for _ in range(count):
+        kind = draw.choice(list(SETUPS))
         mishaps = [
             Mishap(
-                draw.randrange(length),
+                draw.randrange(lengths[kind]),
                 draw.choice(list(Trouble)),
                 draw.choice(DELAYS),
                 draw.choice((1, 1, 1, 3)),
             )
             for _ in range(draw.choice((2, 2, 3)))
         ]
-        cases.append(Case(tuple(mishaps), draw.choice((PATIENT, IMPATIENT))))
+        cases.append(Case(tuple(mishaps), draw.choice((PATIENT, IMPATIENT)), kind))
     return cases
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from histories import PLACE
-from little import Life, TickingClock
+from little import Life, Setup, TickingClock
 
 from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     record = Record()
     files = RecordingFiles(PosixFiles(), folder, record)
     store = LocalStore(folder.joinpath(*PLACE), files)
-    life = Life(store, Retention(keep_last=1), TickingClock())
+    life = Life(store, Setup(Retention(keep_last=1)), TickingClock())
     life.begin()
     for _ in range(3):
         life.save()

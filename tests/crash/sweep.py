@@ -17,11 +17,33 @@ from resilient.testing.diskstates import Disk, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STATES_PER_MOMENT = 96
+
 LYING_STATES_PER_MOMENT = 6
-LYING_EVERY = 7
-SECOND_LIFE_SHARE = 0.25
-LYING_SECOND_LIFE_SHARE = 0.06
+LYING_SECOND_LIFE_SHARE = 0.25
+"""Of the share of an honest disk."""
+DENSE = 0.2
+"""From this share on, a life starts over wherever there is nothing to resume from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much is looked at.
+
+    Attributes:
+        states: how many disks at each moment; all, if there are no more.
+        second_lives: the share of what a store shows that a second life is lived on.
+        lying_every: how many operations lie between two looks at a disk that lies; each of its
+            states has to be judged, so they take the most time.
+    """
+
+    states: int = 96
+    second_lives: float = 0.25
+    lying_every: int = 7
+
+    @staticmethod
+    def deep() -> Depth:
+        """Return what a sweep without haste takes."""
+        return Depth(512, 0.08, 23)
 
 
 @dataclass(slots=True)
@@ -51,14 +73,18 @@ class Sweep:
         draw: draws states where there are too many.
         figures: are counted up.
         case: how to make it again.
+        depth: how much is looked at.
     """
 
-    def __init__(self, segment: Segment, draw: Random, figures: Figures, case: str) -> None:
+    def __init__(
+        self, segment: Segment, draw: Random, figures: Figures, case: str, depth: Depth
+    ) -> None:
         self.segment, self.draw, self.figures, self.case = segment, draw, figures, case
         self.expected = segment.expected
-        self.checker = Checker(segment.keep)
+        starts_over = depth.second_lives >= DENSE
+        self.checker = Checker(segment.setup, always_starts_over=starts_over)
         self.foreign = view_of(segment.base).foreign
-        self.limit, self.second_life_share = STATES_PER_MOMENT, SECOND_LIFE_SHARE
+        self.limit, self.second_life_share = depth.states, depth.second_lives
         self._views: dict[int, View] = {}
         # Which states a second life is tried on: a draw of its own, so that it is no rhythm.
         self._shown: dict[int, bool] = {}
@@ -93,8 +119,8 @@ class Sweep:
     def _states(self, disk: Disk) -> list[View]:
         """Return what a store may show now, each once."""
         found = {}
-        for state in disk.states(self.draw, self.limit):
-            self.figures.drawn += 1
+        for state in disk.states(self.draw, self.limit, self._views.keys()):
+            self.figures.moments += 1
             view = self._views.get(state.digest)
             if view is None:
                 view = self._views[state.digest] = view_of(state.tree)
@@ -121,17 +147,20 @@ class LyingSweep(Sweep):
     Nothing acknowledged is safe there. But what is read is what was written, or it is refused.
     """
 
-    def __init__(self, segment: Segment, draw: Random, figures: Figures, case: str) -> None:
-        super().__init__(segment, draw, figures, f"{case}, lying")
-        self.checker = LyingChecker(segment.keep)
-        self.limit, self.second_life_share = LYING_STATES_PER_MOMENT, LYING_SECOND_LIFE_SHARE
+    def __init__(
+        self, segment: Segment, draw: Random, figures: Figures, case: str, depth: Depth
+    ) -> None:
+        super().__init__(segment, draw, figures, f"{case}, lying", depth)
+        self.checker = LyingChecker(segment.setup, always_starts_over=False)
+        self.limit, self.every = LYING_STATES_PER_MOMENT, depth.lying_every
+        self.second_life_share = depth.second_lives * LYING_SECOND_LIFE_SHARE
 
     def disk(self) -> Disk:
         honesty = self.draw.choice((0.0, 0.5, 0.9))
         return Disk(self.segment.base, lambda: self.draw.random() >= honesty)
 
     def is_moment(self, at: int) -> bool:
-        return at % LYING_EVERY == 0
+        return at % self.every == 0
 
     def count_operation(self) -> None:
         """It was counted when it happened."""
@@ -140,13 +169,12 @@ class LyingSweep(Sweep):
         self.figures.lying += is_new_to_a_store
 
 
-def sweep_history(seed: int, *, lying: bool = True) -> Figures:
+def sweep_history(seed: int, depth: Depth = Depth()) -> Figures:
     """Return what the crash states of the history of ``seed`` showed."""
     figures = Figures(histories=1)
     for number, segment in enumerate(history(seed)):
         case = f"seed {seed}, segment {number}"
         figures.blame([f"5: a life ended: {one}" for one in segment.refused], case)
-        Sweep(segment, Random(seed), figures, case).run()
-        if lying:
-            LyingSweep(segment, Random(seed), figures, case).run()
+        Sweep(segment, Random(seed), figures, case, depth).run()
+        LyingSweep(segment, Random(seed), figures, case, depth).run()
     return figures

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from histories import PLACE, machine, visible
 from invariants import proof_of, shown
-from little import Life, TickingClock
+from little import Life, Setup, TickingClock
 
 from resilient.errors import StoreError
 from resilient.format.names import CheckpointId
@@ -21,7 +21,7 @@ from resilient.vault.catalog import committed
 from resilient.vault.generations import list_numbers
 from resilient.vault.retention import Retention
 
-ALL = Retention(keep_last=3)
+ALL = Setup(Retention(keep_last=3))
 
 
 def recorded(folder):
@@ -52,9 +52,10 @@ def half_deleted(folder):
 def test_a_prune_after_a_kill_leaves_no_manifest_without_its_files():
     with machine({}) as folder:
         files, life = half_deleted(folder)
-        life.store = LocalStore(folder.joinpath(*PLACE), files)
-        life.prune(Retention(keep_last=1))
-        assert committed(life.store) == [CheckpointId(1, 2)]
+        life.house = LocalStore(folder.joinpath(*PLACE), files)
+        life.setup = Setup(Retention(keep_last=1))
+        life.prune()
+        assert committed(life.house) == [CheckpointId(1, 2)]
         for store in states(files.record):
             assert not [one for one in committed(store) if proof_of(store, one)]
 

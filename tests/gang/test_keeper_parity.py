@@ -15,8 +15,10 @@ from resilient.storage.open import open_store
 from resilient.storage.shared import SharedFolder
 from resilient.vault.catalog import read_manifest
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.guest import KeeperAddress
 from resilient.vault.keeper import Keeper
-from resilient.vault.link import KeeperAddress, KeeperPersister
+from resilient.vault.leased import Share
+from resilient.vault.link import KeeperPersister
 from resilient.vault.persister import ThreadPersister
 from resilient.vault.repair import carry_out_repair, plan_repair
 from resilient.vault.room import Room
@@ -32,7 +34,7 @@ SAVED = CheckpointId(1, 1)
 def keeper(tmp_path):
     folder = SharedFolder(tmp_path)
     path = tmp_path / "keeper"
-    one = Keeper(path, Room(folder), BoardServer(), SystemClock())
+    one = Keeper(path, Room(folder, Share()), BoardServer(), SystemClock())
     yield str(path)
     one.close()
     folder.close()

@@ -11,7 +11,8 @@ from resilient.clock import SystemClock
 from resilient.events import Emitter
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.link import KeeperAddress, KeeperPersister
+from resilient.vault.guest import KeeperAddress
+from resilient.vault.link import KeeperPersister
 from resilient.vault.persister import ThreadPersister
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard

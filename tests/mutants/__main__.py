@@ -3,6 +3,9 @@
 A harness that cannot fail is decoration. Each mutant changes one place of a copy of the tree
 and runs the tests that must catch it. The command fails if one survives, or if the text that a
 mutant replaces is no longer in the code.
+
+Each run is a fork of a process that has imported torch and pytest and nothing of ours. Parts:
+``--only crash,tiers`` for some lists, ``--from 120`` to go on, a word for what has it in its name.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +20,15 @@ from pathlib import Path
 
 from tests.mutants import (
     adapters,
+    arguments,
     crash,
+    inplace,
     integrity,
     keeper,
     loop,
     overlap,
     parity,
+    recipes,
     refer,
     retention,
     s3,
@@ -34,29 +39,50 @@ from tests.mutants import (
     tiers,
 )
 from tests.mutants.mutant import Mutant
+from tests.mutants.warmth import Warmth
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS_MAX = 300
 
-MUTANTS = spine.MUTANTS + storage.MUTANTS + retention.MUTANTS + s3.MUTANTS
-MUTANTS += keeper.MUTANTS + sharding.MUTANTS + refer.MUTANTS + parity.MUTANTS + speed.MUTANTS
-MUTANTS += integrity.MUTANTS + crash.MUTANTS + overlap.MUTANTS
-MUTANTS += loop.MUTANTS + adapters.MUTANTS + tiers.MUTANTS
+LISTS = {
+    one.__name__.rpartition(".")[2]: one.MUTANTS
+    for one in (
+        spine,
+        storage,
+        retention,
+        s3,
+        keeper,
+        sharding,
+        refer,
+        parity,
+        speed,
+        integrity,
+        crash,
+        overlap,
+        loop,
+        adapters,
+        tiers,
+        arguments,
+        inplace,
+        recipes,
+    )
+}
+MUTANTS = [mutant for some in LISTS.values() for mutant in some]
 
 
-def controls() -> list[Mutant]:
+def controls(mutants: list[Mutant]) -> list[Mutant]:
     """Return one run of each selection of tests over unbroken code: those must pass."""
-    chosen = dict.fromkeys(one.tests for one in MUTANTS)
+    chosen = dict.fromkeys(one.tests for one in mutants)
     return [
         Mutant(f"nothing is broken: {tests}", "pyproject.toml", "", "", tests) for tests in chosen
     ]
 
 
-def wrong(mutant: Mutant) -> str:
+def wrong(mutant: Mutant, warmth: Warmth) -> str:
     """Return why the tests did not do what they must, or nothing."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        tree = Path(folder) / "tree"
-        for name in ("resilient", "cli", "tests", "examples", "pyproject.toml"):
+        tree = Path(folder).resolve() / "tree"
+        for name in ("resilient", "cli", "tests", "examples", "docs", "pyproject.toml"):
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -68,24 +94,12 @@ def wrong(mutant: Mutant) -> str:
             return f"its text stands {text.count(mutant.old)} times in {mutant.file}"
         if mutant.old:
             target.write_text(text.replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        environ = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'cli'}"}
-        environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        try:
-            ended = subprocess.run(
-                [*command, *_words(mutant.tests)],
-                cwd=tree,
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS_MAX,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        status = warmth.run(tree, _words(mutant.tests), SECONDS_MAX)
+        if status is None:
             return f"pytest did not end in {SECONDS_MAX} s"
         # 1 is "tests failed"; anything else (no tests, a usage error) proves nothing.
         expected = 1 if mutant.old else 0
-        return "" if ended.returncode == expected else f"pytest ended with {ended.returncode}"
+        return "" if status == expected else f"pytest ended with {status}"
 
 
 def _words(tests: str) -> list[str]:
@@ -93,21 +107,53 @@ def _words(tests: str) -> list[str]:
     return [*paths.split(), *(["-k", expression] if expression else [])]
 
 
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="only what has it in its name")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(LISTS)}, with commas")
+    parser.add_argument("--from", dest="first", type=int, default=1, help="number of the first")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once")
+    return parser.parse_args()
+
+
+def chosen_of(word: str = "", only: str = "", first: int = 1) -> list[tuple[int, Mutant]]:
+    """Return what is to be run with its number: controls of the chosen mutants, then those.
+
+    Raises:
+        SystemExit: there is no such list.
+    """
+    names = only.split(",") if only else list(LISTS)
+    unknown = [name for name in names if name not in LISTS]
+    if unknown:
+        raise SystemExit(f"no such list: {', '.join(unknown)}; there are {', '.join(LISTS)}")
+    mutants = [one for name in names for one in LISTS[name] if word in one.name]
+    everything = list(enumerate([*controls(mutants), *mutants], 1))
+    return everything[first - 1 :]
+
+
 def main() -> int:
-    """Run all mutants, or those whose name holds a given word."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="?", default="")
-    word = parser.parse_args().only
-    chosen = [one for one in controls() + MUTANTS if word in one.name]
-    with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
-        survivors = 0
-        for mutant, why in zip(chosen, pool.map(wrong, chosen), strict=True):
-            survivors += bool(why)
-            verdict = f"WRONG ({why})" if why else "caught" if mutant.old else "passes"
-            sys.stdout.write(f"{verdict:10}  {mutant.name}  [{mutant.file}]\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{sum(bool(one.old) for one in chosen)} mutants, {survivors} wrong\n")
-    return 1 if survivors else 0
+    """Run all mutants, or some; say for each what came of it, and at last how many there were."""
+    given = parse()
+    chosen = chosen_of(given.word, given.only, given.first)
+    of = chosen[-1][0] if chosen else 0
+    warmth = Warmth(given.jobs)
+    survivors = 0
+    try:
+        with ThreadPoolExecutor(given.jobs) as pool:
+            verdicts = pool.map(lambda one: wrong(one[1], warmth), chosen)
+            for (number, mutant), why in zip(chosen, verdicts, strict=True):
+                survivors += bool(why)
+                verdict = f"WRONG ({why})" if why else "caught" if mutant.old else "passes"
+                sys.stdout.write(f"{number:4}  {verdict:8}  {mutant.name}  [{mutant.file}]\n")
+                sys.stdout.flush()
+    finally:
+        warmth.close()
+    broken = sum(bool(one.old) for _, one in chosen)
+    sys.stdout.write(
+        f"{len(chosen) - survivors} of {len(chosen)} as they must be ({broken} mutants, "
+        f"{len(chosen) - broken} controls; number {given.first} to {of}), {survivors} wrong\n"
+    )
+    return 1 if survivors or not chosen else 0
 
 
 if __name__ == "__main__":

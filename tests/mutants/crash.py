@@ -91,4 +91,33 @@ MUTANTS = [
         "        self.durable = self.names\n",
         MODEL,
     ),
+    Mutant(
+        "digests of disks add up, whatever is swapped",
+        "resilient/testing/diskstates.py",
+        "    return mixed * mixed\n",
+        "    return mixed\n",
+        MODEL,
+    ),
+    Mutant(
+        "what is settled stays settled when it changes",
+        "resilient/testing/diskstates.py",
+        "            folder = found\n            folder.settled = None\n",
+        "            folder = found\n",
+        MODEL,
+    ),
+    Mutant(
+        "a save takes a name that is taken in the near tier",
+        "resilient/vault/begin.py",
+        "        above = _highest(desk.store)\n",
+        "        above = max((one.generation for one in folders_of(desk.store)), default=0)\n",
+        "tests/unit/vault/test_tiers.py -k nobody_knows",
+    ),
+    Mutant(
+        "a promotion commits before it carries, and the power goes",
+        "resilient/vault/promote.py",
+        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        "    put_manifest(tiers.durable, key, data)\n"
+        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        DISK,
+    ),
 ]

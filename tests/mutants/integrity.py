@@ -63,15 +63,15 @@ MUTANTS = [
     Mutant(
         "one part is loaded unsigned",
         "resilient/checkpointer.py",
-        "{stored}, landing.boxes, desk.signing, mends=mends",
-        "{stored}, landing.boxes, mends=mends",
+        "checkpoint, desk.wants({stored}, landing.boxes))",
+        "checkpoint, replace(desk, signing=type(desk.signing)()).wants({stored}, landing.boxes))",
         SIGNING,
     ),
     Mutant(
         "resume asks for no signature",
         "resilient/checkpointer.py",
-        "Wanted(names, landing.boxes, self._desk.signing, ",
-        "Wanted(names, landing.boxes, mends=",
+        "self._desk.wants(names, ",
+        "replace(self._desk, signing=type(self._desk.signing)()).wants(names, ",
         SIGNING,
     ),
     Mutant(

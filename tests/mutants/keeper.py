@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 ALONE = "tests/process/test_keeper_alone.py"
+STREAMS = "tests/process/test_keeper_streams.py"
 SHARED = "tests/process/test_shared_memory.py"
 BOARDS = "tests/contract/test_comms.py"
 
@@ -12,7 +13,7 @@ MUTANTS = [
     Mutant(
         "a rank's death before the hand-over is not told",
         "resilient/vault/seat.py",
-        "        self._board.will(comms.key(agreement, who), json.dumps(value).encode())\n",
+        "        board.will(comms.key(agreement, who), json.dumps(value).encode())\n",
         "        pass\n",
         f"{ALONE} -k heard_of_at_once",
     ),
@@ -68,9 +69,46 @@ MUTANTS = [
     Mutant(
         "memory has no bound",
         "resilient/vault/room.py",
-        "            if 0 < self._host_bytes_max < needed_bytes:",
+        "            if 0 < self.share.host_bytes_max < needed_bytes:",
         "            if False:",
-        f"{ALONE} -k too_little_memory",
+        "tests/unit/vault/test_room.py",
+    ),
+    Mutant(
+        "state that does not fit is staged all the same",
+        "resilient/vault/leased.py",
+        "        if not self.size_bytes or needed_bytes <= self.size_bytes:",
+        "        if True:",
+        f"{STREAMS} -k plain",
+    ),
+    Mutant(
+        "training does not wait for what is streamed",
+        "resilient/vault/link.py",
+        "            self._ended = attempt(self._see_to_its_end)\n",
+        "            pass\n",
+        f"{STREAMS} -k one_moment",
+    ),
+    Mutant(
+        "a slot is given away before what is in it was written",
+        "resilient/vault/stream.py",
+        "        slot = self._take()\n",
+        "        slot = self._take()\n        self._free.append(slot)\n",
+        "tests/unit/vault/test_stream.py",
+    ),
+    Mutant(
+        "a file that could not be copied is taken for one that came",
+        "resilient/vault/stream.py",
+        "        if not wanted.is_there.wait(self._within_seconds):\n"
+        '            raise DeadlineExceeded(f"`{wanted.file}` was not copied in time")\n'
+        "        self._require()\n",
+        "        wanted.is_there.wait(self._within_seconds)\n",
+        "tests/unit/vault/test_stream.py",
+    ),
+    Mutant(
+        "the keeper waits for the files of a rank that is dead",
+        "resilient/vault/seat.py",
+        "                self._stream.fail(is_gone())\n",
+        "                pass\n",
+        f"{STREAMS} -k killed_in_mid_stream",
     ),
     Mutant(
         "memory is not reserved",
@@ -86,6 +124,50 @@ MUTANTS = [
         "        lock = os.open(path, os.O_RDONLY)\n        if lock is not None:\n"
         "            shutil.rmtree",
         SHARED,
+    ),
+    Mutant(
+        "a pid that is in use keeps a stale folder",
+        "resilient/storage/shared.py",
+        "        if lock is not None:\n            shutil.rmtree",
+        '        pid = path.name.split("-")[1]\n'
+        '        if lock is not None and not Path(f"/proc/{pid}").exists():\n'
+        "            shutil.rmtree",
+        SHARED,
+    ),
+    Mutant(
+        "another user's folder is swept",
+        "resilient/storage/shared.py",
+        " or path.stat().st_uid != os.geteuid()",
+        "",
+        SHARED,
+    ),
+    Mutant(
+        "a new life does not hear what the keeper holds",
+        "resilient/vault/link.py",
+        'for key, one in answer["held"].items()}',
+        "for key, one in ()}",
+        f"{ALONE} -k restore_from_memory",
+    ),
+    Mutant(
+        "the machine's whole memory is taken",
+        "resilient/agent/memory.py",
+        "left_bytes // AUTO_SHARE",
+        "left_bytes",
+        "tests/unit/agent/test_memory.py",
+    ),
+    Mutant(
+        "a size that the host has not is granted",
+        "resilient/agent/memory.py",
+        "    if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):",
+        "    if least_bytes <= granted_bytes:",
+        "tests/unit/agent/test_memory.py",
+    ),
+    Mutant(
+        "a keeper that cannot start is told at every life",
+        "resilient/agent/keeping.py",
+        'self._process, None, ""\n',
+        "self._process, None, self.path\n",
+        f"{ALONE} -k told_once",
     ),
     Mutant(
         "the keeper heeds the job's signals",
@@ -104,8 +186,8 @@ MUTANTS = [
     Mutant(
         "a new life does not wait for the save in flight",
         "resilient/vault/link.py",
-        '        while talk.ask("settle")["is_busy"] and',
-        "        while False and",
+        "        while is_busy and desk.clock",
+        "        while False and desk.clock",
         f"{ALONE} -k waits_for",
     ),
     Mutant(
@@ -117,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "the token is not asked for",
-        "resilient/world/sockets.py",
+        "resilient/world/serving.py",
         "        return hmac.compare_digest(token.encode(), self.address.token.encode())",
         "        return bool(token) or True",
         BOARDS,

@@ -105,9 +105,9 @@ MUTANTS = [
     ),
     Mutant(
         "a setting is not heard: damage is mended although nobody wants it",
-        "resilient/checkpointer.py",
-        "self._desk.signing, self._desk.limits.repair_on_restore)",
-        "self._desk.signing, True)",
+        "resilient/vault/desk.py",
+        "self.signing, self.limits.repair_on_restore, places)",
+        "self.signing, True, places)",
         GANG,
     ),
     Mutant(

@@ -162,8 +162,8 @@ MUTANTS = [
     Mutant(
         "each rank looks only for room for itself",
         "resilient/vault/space.py",
-        'sum(one["needs"] for one in shown)',
-        'max(one["needs"] for one in shown)',
+        'sum(one["needs"] for one in here)',
+        'max(one["needs"] for one in here)',
         ROOM,
     ),
     Mutant(

@@ -7,6 +7,11 @@ from tests.mutants.mutant import Mutant
 PLACEMENT = "tests/property/test_placement.py"
 PARTS = "tests/gang/test_reading_in_part.py"
 FSDP = "tests/process/test_fsdp.py -k moments"
+FLAT = "tests/property/test_flat_shards.py"
+ZERO = "tests/unit/state/test_zero.py"
+UPDATES = "tests/unit/strategies/test_engine_updates.py"
+CONFIG = "tests/unit/strategies/test_deepspeed_config.py"
+RESHARD = "tests/process/test_zero_resharding.py"
 OPTIMIZER = "tests/unit/state/test_optimizer.py"
 
 MUTANTS = [
@@ -82,23 +87,23 @@ MUTANTS = [
     ),
     Mutant(
         "an empty sharded tensor is forgotten",
-        "resilient/state/placement.py",
-        "        return (Box(whole(tensor.shape), local),) if not any(coordinate) else ()\n",
-        "        return ()\n",
-        PLACEMENT,
+        "resilient/state/shares.py",
+        "        if not spec.size_bytes:\n",
+        "        if False:\n",
+        f"{PLACEMENT} -k empty_sharded",
     ),
     Mutant(
         "a box is filled from the wrong place of its target",
-        "resilient/state/load.py",
-        "part.offsets[axis] - region.offsets[axis], count)",
+        "resilient/state/boxes.py",
+        "region.offsets[axis] - self.region.offsets[axis], count)",
         "0, count)",
         PLACEMENT,
     ),
     Mutant(
         "the live shard is not filled in place",
         "resilient/state/landing.py",
-        "        if entry.name not in self._live or like.dtype != dtype:\n",
-        "        if True:\n",
+        "        is_there = entry.name in self._live or isinstance(like, FlatShard)\n",
+        "        is_there = isinstance(like, FlatShard)\n",
         PLACEMENT,
     ),
     Mutant(
@@ -111,7 +116,7 @@ MUTANTS = [
     Mutant(
         "ranks under FSDP keep running statistics of their own",
         "resilient/strategies/fsdp.py",
-        "        model.register_forward_pre_hook(_align_buffers)\n",
+        "        model.register_forward_pre_hook(begin_with_rank_0)\n",
         "",
         FSDP,
     ),
@@ -125,8 +130,8 @@ MUTANTS = [
     Mutant(
         "shards are cut from what each rank drew for itself",
         "resilient/strategies/fsdp.py",
-        "            for tensor in [*model.parameters(), *model.buffers()]:\n",
-        "            for tensor in []:\n",
+        "        broadcast([*model.parameters(), *model.buffers()])\n",
+        "        pass\n",
         FSDP,
     ),
     Mutant(
@@ -135,5 +140,110 @@ MUTANTS = [
         " if self.in_step else 0\n",
         " if False else 0\n",
         FSDP,
+    ),
+    Mutant(
+        "a run of elements loses the row that it ends in",
+        "resilient/format/regions.py",
+        "    return boxes + _in_row(shape, last, 0, stop - last * row)\n",
+        "    return boxes\n",
+        FLAT,
+    ),
+    Mutant(
+        "boxes of a run all begin at its first element",
+        "resilient/state/placement.py",
+        "        place += region.size\n",
+        "",
+        FLAT,
+    ),
+    Mutant(
+        "parameters of which a rank holds nothing look tied",
+        "resilient/state/flat.py",
+        "memory if memory.numel() else memory.new_empty(1)[:0]",
+        "memory",
+        FLAT,
+    ),
+    Mutant(
+        "a partition is loaded beside its memory",
+        "resilient/state/landing.py",
+        "        if not is_there or like.dtype != dtype:\n",
+        "        if True:\n",
+        FLAT,
+    ),
+    Mutant(
+        "parameters of a partition count their steps together",
+        "resilient/state/zero.py",
+        "        return value.detach().clone()\n",
+        "        return value\n",
+        ZERO,
+    ),
+    Mutant(
+        "counts that differ within a partition become the first",
+        "resilient/state/zero.py",
+        "        if value != values[0]:\n",
+        "        if False:\n",
+        ZERO,
+    ),
+    Mutant(
+        "moments of a parameter without any are left from before",
+        "resilient/state/zero.py",
+        "                    room.zero_()  # what",
+        "                    pass  # what",
+        ZERO,
+    ),
+    Mutant(
+        "a partition is copied from the wrong place in its line",
+        "resilient/state/zero_homes.py",
+        "narrow(0, self.offset, self.count)",
+        "narrow(0, 0, self.count)",
+        ZERO,
+    ),
+    Mutant(
+        "padding is stored as if it were state",
+        "resilient/state/zero_homes.py",
+        "    return start, min(length, one.ds_numel - start)\n",
+        "    return start, length\n",
+        RESHARD,
+    ),
+    Mutant(
+        "half-precision weights stay what they were before a load",
+        "resilient/state/zero.py",
+        "        refresh(self._engine)\n",
+        "        pass\n",
+        RESHARD,
+    ),
+    Mutant(
+        "DeepSpeed divides a loss by its micro-batches once more",
+        "resilient/strategies/deepspeed.py",
+        "scale_wrt_gas=False",
+        "scale_wrt_gas=True",
+        UPDATES,
+    ),
+    Mutant(
+        "every backward pass under DeepSpeed ends a step",
+        "resilient/strategies/deepspeed.py",
+        "        engine.set_gradient_accumulation_boundary(False)",
+        "        engine.set_gradient_accumulation_boundary(True)",
+        UPDATES,
+    ),
+    Mutant(
+        "the norm under DeepSpeed is that of the step before",
+        "resilient/strategies/deepspeed.py",
+        "        self._norm = torch.zeros(())\n        return self._norm\n",
+        "        return self._norm.clone()\n",
+        UPDATES,
+    ),
+    Mutant(
+        "contradictions of DeepSpeed's config are not looked for",
+        "resilient/strategies/deepspeed_config.py",
+        "    if wrong:\n",
+        "    if False:\n",
+        CONFIG,
+    ),
+    Mutant(
+        "a batch is counted without the ranks in DeepSpeed's config",
+        "resilient/strategies/deepspeed_config.py",
+        "    batch = per_step * told.ranks\n",
+        "    batch = per_step\n",
+        CONFIG,
     ),
 ]

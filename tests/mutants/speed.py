@@ -9,6 +9,8 @@ WRITE = "tests/unit/vault/test_write.py"
 BULK = "tests/unit/vault/test_bulk.py"
 RECALL = "tests/unit/vault/test_recall.py"
 BUNDLES = "tests/unit/state/test_bundles.py"
+PACE = "tests/unit/vault/test_pace.py"
+DRAFTS = "tests/unit/state/test_drafts.py"
 
 MUTANTS = [
     Mutant(
@@ -56,14 +58,14 @@ MUTANTS = [
     Mutant(
         "what is read once more is not proved",
         "resilient/vault/fetch.py",
-        "    except IntegrityError:\n        return fill(store, key, start, view, prove)",
-        "    except IntegrityError:\n        return fill(store, key, start, view, print)",
+        "    except IntegrityError:\n        return fill(store, key, start, room, prove)",
+        "    except IntegrityError:\n        return fill(store, key, start, room, print)",
         BULK,
     ),
     Mutant(
         "a range that came short is believed",
         "resilient/vault/bulk.py",
-        "    if came < len(one.view):\n        raise",
+        "    if came < len(one.room):\n        raise",
         "    if False:\n        raise",
         "tests/gang/test_reading_in_part.py",
     ),
@@ -84,15 +86,15 @@ MUTANTS = [
     Mutant(
         "memory is laid out without regard to the header",
         "resilient/vault/bulk.py",
-        "new_memory(length, head_bytes - start)",
-        "new_memory(length)",
+        "new_memory(place.start - at, head_bytes - at)",
+        "new_memory(place.start - at)",
         BULK,
     ),
     Mutant(
         "a range of a keeper's memory is believed",
         "resilient/vault/recall.py",
-        " or digest_bytes(piece) != expected:\n",
-        ":\n",
+        "                if digest_pieces(pieces) != expected:\n",
+        "                if False:\n",
         RECALL,
     ),
     Mutant(
@@ -122,5 +124,77 @@ MUTANTS = [
         "for part in _cut_if_huge(piece)]",
         "for part in [piece]]",
         BUNDLES,
+    ),
+    Mutant(
+        "persisting rests whatever the interval between saves",
+        "resilient/vault/pace.py",
+        "    return max(min(worked_seconds * (1 / WORK_SHARE - 1), ahead_seconds), 0.0)",
+        "    return max(worked_seconds * (1 / WORK_SHARE - 1), 0.0)",
+        PACE,
+    ),
+    Mutant(
+        "the interval between saves is not looked at",
+        "resilient/vault/pace.py",
+        "    return min(interval_seconds * INTERVAL_SHARE, seconds_max)",
+        "    return seconds_max",
+        PACE,
+    ),
+    Mutant(
+        "persisting never rests",
+        "resilient/vault/pace.py",
+        "        self._hurry.wait(left_seconds)\n",
+        "        pass\n",
+        PACE,
+    ),
+    Mutant(
+        "persisting rests beside an idle core",
+        "resilient/vault/pace.py",
+        "            if self._is_idle or not due_seconds:",
+        "            if not due_seconds:",
+        PACE,
+    ),
+    Mutant(
+        "what persisting uses counts as training's",
+        "resilient/vault/cores.py",
+        "        idle_seconds = after.idle_seconds - before.idle_seconds + ours_seconds\n",
+        "        idle_seconds = after.idle_seconds - before.idle_seconds\n",
+        PACE,
+    ),
+    Mutant(
+        "each thread has a share of its own",
+        "resilient/vault/pace.py",
+        "            self._until_seconds = max(self._until_seconds, now_seconds) + due_seconds",
+        "            self._until_seconds = now_seconds + due_seconds",
+        PACE,
+    ),
+    Mutant(
+        "whoever waits for a save waits for its rests too",
+        "resilient/vault/persister.py",
+        "            self._pace.hurry()\n",
+        "            pass\n",
+        "tests/unit/vault/test_persister.py",
+    ),
+    Mutant(
+        "a rank rests beyond the deadline of its peers",
+        "resilient/vault/persister.py",
+        "min(limits.pace_seconds_max, limits.within_seconds * _DEADLINE_SHARE)",
+        "limits.pace_seconds_max",
+        "tests/unit/vault/test_persister.py",
+    ),
+    Mutant(
+        "a part is laid out as one of other shapes was",
+        "resilient/state/drafts.py",
+        "        if known is None or known[:2] != (world, shapes):",
+        "        if known is None:",
+        DRAFTS,
+    ),
+    Mutant(
+        "a part that is planned already is saved as it was then",
+        "resilient/state/drafts.py",
+        "        return [plan.of(part.tensors) for plan in known[2]]",
+        "        self._last = getattr(self, '_last', {})\n"
+        "        return self._last.setdefault(\n"
+        "            part.name, [plan.of(part.tensors) for plan in known[2]]\n        )",
+        DRAFTS,
     ),
 ]

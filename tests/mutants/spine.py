@@ -140,8 +140,10 @@ MUTANTS = [
     Mutant(
         "an optimizer's state is matched by position",
         "resilient/state/optimizer.py",
-        'state = {numbers[name]: one for name, one in state_dict["state"].items()}',
-        'state = dict(enumerate(state_dict["state"].values()))',
+        "            numbers[name]: {kind: put_together(value) for kind, value in one.items()}\n"
+        '            for name, one in state_dict["state"].items()\n',
+        "            name: {kind: put_together(value) for kind, value in one.items()}\n"
+        '            for name, one in enumerate(state_dict["state"].values())\n',
         "tests/unit/state",
     ),
     Mutant(
@@ -150,5 +152,12 @@ MUTANTS = [
         '        if parts[name].scope == "replicated" and not parts[name].optional:',
         "        if False:",
         "tests/gang",
+    ),
+    Mutant(
+        "an agent asks only who waits for the next round",
+        "resilient/agent/membership.py",
+        "waiting > 0 or went_on_without(self._handler)",
+        "waiting > 0",
+        "tests/unit/agent/test_membership.py",
     ),
 ]

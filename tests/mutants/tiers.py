@@ -7,6 +7,9 @@ from tests.mutants.mutant import Mutant
 TIERS = "tests/unit/vault/test_tiers.py"
 SWEEP = "tests/crash/test_tiers_sweep.py -k first"
 
+HOSTS = "tests/gang/test_near_per_host.py"
+KEPT = "tests/gang/test_keeper_tiers.py"
+
 PROMOTE = "resilient/vault/promote.py"
 PROMOTER = "resilient/vault/promoter.py"
 STORE = "resilient/vault/tiers.py"
@@ -15,16 +18,16 @@ MUTANTS = [
     Mutant(
         "a promotion puts the manifest before the files",
         PROMOTE,
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in manifest.files)\n",
+        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
         "    put_manifest(tiers.durable, key, data)\n"
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in manifest.files)\n",
+        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
         SWEEP,
     ),
     Mutant(
         "a promotion leaves behind what the checkpoint refers to",
         PROMOTE,
-        "(_carry(tiers, manifest, entry) for entry in manifest.files)",
-        "(_carry(tiers, manifest, one) for one in manifest.files if not origin_of(one.name))",
+        "sum(_carry(tiers, manifest, entry) for entry in here)",
+        "sum(_carry(tiers, manifest, entry) for entry in here if not entry.origin)",
         SWEEP,
     ),
     Mutant(
@@ -44,8 +47,8 @@ MUTANTS = [
     Mutant(
         "near files of any life are believed",
         STORE,
-        "        if not has_record(self, number):\n",
-        "        if not has_record(self, number) and number < 0:\n",
+        "        if not has_record(source, self.durable, number):\n",
+        "        if not has_record(source, self.durable, number) and number < 0:\n",
         TIERS,
     ),
     Mutant(
@@ -53,13 +56,6 @@ MUTANTS = [
         "resilient/vault/begin.py",
         "            require_same_run(desk.store)\n",
         "            settle(desk.store)\n",
-        TIERS,
-    ),
-    Mutant(
-        "ranks are not asked whether they see the near tier",
-        "resilient/vault/begin.py",
-        'agree(desk.comms, "resume/near/seen", seen,',
-        'agree(desk.comms, "resume/near/seen", None,',
         TIERS,
     ),
     Mutant(
@@ -72,15 +68,15 @@ MUTANTS = [
     Mutant(
         "what was read from the durable tier counts as proved near",
         STORE,
-        "            self.recalled.add(key)\n",
-        "            self.recalled.discard(key)\n",
+        "        if _generation_of(key):\n            self.recalled.add(key)\n",
+        "        if _generation_of(key):\n            self.recalled.discard(key)\n",
         TIERS,
     ),
     Mutant(
         "what is on its way may leave the near tier",
         PROMOTER,
-        "staying = self._on_its_way",
-        "staying = self._on_its_way[1:]",
+        "due or tuple(self._on_its_way)",
+        "due or tuple(self._on_its_way[1:])",
         TIERS,
     ),
     Mutant(
@@ -93,8 +89,134 @@ MUTANTS = [
     Mutant(
         "the last save stays near",
         "resilient/checkpointer.py",
-        "        if in_every_tier:\n",
-        "        if in_every_tier and pending is None and not self._saves:\n",
+        "            self._desk.finish(is_closing=True)\n",
+        "",
         TIERS,
+    ),
+    Mutant(
+        "what lies on another host is not read from there",
+        STORE,
+        "order = [self.near, *sorted(",
+        "order = [self.near] or [*sorted(",
+        HOSTS,
+    ),
+    Mutant(
+        "what was read from another host counts as proved here",
+        STORE,
+        "        if source is not self.near:\n            self.recalled.add(key)\n",
+        "        if source is not self.near:\n",
+        TIERS,
+    ),
+    Mutant(
+        "near files of another host count for any life",
+        STORE,
+        "        if not number or (source.url, number) in self._shared_lives:\n",
+        "        if not number or source is not self.near:\n",
+        HOSTS,
+    ),
+    Mutant(
+        "a host that does not answer has no checkpoint",
+        STORE,
+        "raise (silent or error) from error",
+        "raise error",
+        HOSTS,
+    ),
+    Mutant(
+        "the manifest is promoted with the files of one host alone",
+        PROMOTE,
+        "        if entry.name not in carried and ",
+        "        if not carried and ",
+        HOSTS,
+    ),
+    Mutant(
+        "a host without the manifest rotates all the same",
+        PROMOTER,
+        "        if not self._take_manifest(desk, checkpoint):\n",
+        "        if not self._take_manifest(desk, checkpoint) and not orders.due:\n",
+        HOSTS,
+    ),
+    Mutant(
+        "a manifest that a host did not get stays away",
+        "resilient/vault/begin.py",
+        "            adopt_manifests(tiers)\n",
+        "",
+        HOSTS,
+    ),
+    Mutant(
+        "only the coordinator's host is asked whose its near tier is",
+        "resilient/vault/begin.py",
+        "isinstance(desk.store, TieredStore) and desk.leads:",
+        "isinstance(desk.store, TieredStore) and desk.world.is_coordinator:",
+        HOSTS,
+    ),
+    Mutant(
+        "room is asked for as if all hosts had one disk",
+        "resilient/vault/space.py",
+        "for group in desk.places.groups or (tuple(ranks),):",
+        "for group in (tuple(ranks),):",
+        HOSTS,
+    ),
+    Mutant(
+        "time alone promotes nothing",
+        PROMOTER,
+        "passed_seconds >= seconds:",
+        "passed_seconds < 0 <= seconds:",
+        TIERS,
+    ),
+    Mutant(
+        "time is counted from the first promotion",
+        PROMOTER,
+        "            self._began_seconds = now_seconds\n",
+        "            self._began_seconds = self._began_seconds or now_seconds\n",
+        TIERS,
+    ),
+    Mutant(
+        "anything of a host's disk may be read from elsewhere",
+        "resilient/vault/peers.py",
+        "    if not _may_be_read(key):\n",
+        "    if not key:\n",
+        "tests/unit/vault/test_peers.py",
+    ),
+    Mutant(
+        "the keeper passes the near tier by",
+        "resilient/vault/seat.py",
+        "self._onwards = Onwards(guest, guest.near) if guest.near else None",
+        "self._onwards = None",
+        KEPT,
+    ),
+    Mutant(
+        "what the keeper committed last nobody finishes without it",
+        "resilient/vault/link.py",
+        "            desk.promoter.note(job.about.checkpoint)\n",
+        "            pass\n",
+        KEPT,
+    ),
+    Mutant(
+        "the trainer does not ask the keeper to finish",
+        "resilient/vault/kept.py",
+        "        if not self._finish(within_seconds):\n",
+        "        if within_seconds > 0:\n",
+        KEPT,
+    ),
+    Mutant(
+        "memory hides that a near copy can be doubted",
+        "resilient/vault/recall.py",
+        "        return doubt(self._store, key)\n",
+        "        return False\n",
+        KEPT,
+    ),
+    Mutant(
+        "the keeper takes all hosts for one",
+        "resilient/vault/guest.py",
+        "        tiered = replace(tiered, places=Places(groups))\n",
+        "",
+        KEPT,
+    ),
+    Mutant(
+        "who closes waits for a host that is gone",
+        PROMOTER,
+        "            self._tiers.require_peers()\n",
+        "",
+        HOSTS,
     ),
 ]

@@ -49,8 +49,11 @@ class Net(nn.Module):
         self.batch_norm = nn.BatchNorm1d(17)
         self.blocks = nn.ModuleList(Block(17) for _ in range(3))
         self.last = nn.Linear(17, 3)
+        self.means = []  # the running mean with which each forward pass of training began
 
     def forward(self, x, labels):
+        if self.training:
+            self.means.append(self.batch_norm.running_mean.tolist())
         hidden = self.batch_norm(self.first(x))
         for block in self.blocks:
             hidden = block(hidden)
@@ -129,6 +132,7 @@ def main(folder):
         "evaluations": evaluations,
         "evaluations_by_ddp": evaluations_by_ddp,
         "norm": norms,
+        "means": shards.model.means,
         "running_mean": shards.model.batch_norm.running_mean,
         "by_ddp": replicas.model.state_dict(),
         "by_fsdp": by_fsdp,

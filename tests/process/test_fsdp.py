@@ -73,6 +73,7 @@ def test_parameters_gradients_and_moments_are_sharded_and_the_result_is_that_of_
         assert one["held"] <= one["total"] / size + one["row_bytes"]
         assert one["norm"] == results[0]["norm"]
         assert torch.equal(one["running_mean"], results[0]["running_mean"])
+        assert one["means"] == results[0]["means"]
     assert sum(one["held"] for one in results) == results[0]["total"]
     assert results[0]["evaluations"] == pytest.approx(results[0]["evaluations_by_ddp"], abs=1e-4)
     assert all(one["evaluations"] == results[0]["evaluations"] for one in results)

@@ -7,10 +7,10 @@ import signal
 import time
 from pathlib import Path
 
-import jobs
 import pytest
 from agent_harness import is_alive, wait_until
 from endings import differences, ending
+from jobs import Job, run
 
 from resilient.format.names import CheckpointId
 from resilient.storage.open import open_store
@@ -20,16 +20,7 @@ from resilient.vault.catalog import committed
 PAUSE = ("--pause", "0.08")
 SHARED = ROOT
 HELD = Path(__file__).parents[1] / "helpers" / "held"
-KEEPER = ("--host-bytes-max", "0")
-NO_KEEPER = ("--host-bytes-max", "-1")
-
-
-def Job(folder, *options, launch=()):  # noqa: N802 - a Job with a keeper
-    return jobs.Job(folder, *options, launch=(*KEEPER, *launch))
-
-
-def run(folder, *options, launch=()):
-    return jobs.run(folder, *options, launch=(*KEEPER, *launch))
+NO_KEEPER = ("--host-bytes-max", "none")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +110,22 @@ def test_with_every_trainer_killed_right_after_save_returned_the_checkpoint_land
         assert "saved checkpoint-8-g1" in job.said()
         assert job.said().count("resumed from checkpoint-8-g1") == 1
     assert gate.reads() == []
+    assert differences(ending(folder), unbroken) == []
+
+
+def test_with_a_near_tier_the_keeper_lands_it_there_and_promotes_the_last(tmp_path, gate, unbroken):
+    folder, near = tmp_path / "run", tmp_path / "near"
+    with Job(folder, *PAUSE, "--near", str(near)) as job:
+        pids = trainers_after(job, 9)
+        wait_until(lambda: gate.holds(2), "both ranks to write")
+        assert keeper_of(job) in gate.pids()
+        kill(pids)
+        wait_until(lambda: "life 2" in job.said(), "the next life")
+        gate.open()
+        assert job.wait() == 0, job.said()
+        assert job.said().count("resumed from checkpoint-8-g1") == 1
+        assert "persisted by the trainers" not in job.said()
+    assert is_committed(folder, 8), "what a life began from goes on"
     assert differences(ending(folder), unbroken) == []
 
 
@@ -257,3 +264,10 @@ def test_too_small_a_bound_is_refused_with_the_numbers(tmp_path):
     code, said = run(tmp_path, launch=launch)
     assert code == 78, said
     assert "host_bytes_max allows 1000" in said
+
+
+def test_memory_that_the_host_has_not_is_refused_before_anything_starts(tmp_path):
+    code, said = run(tmp_path, launch=("--host-bytes-max", "900TiB"))
+    assert code == 78, said
+    assert f"{900 << 40} bytes are too many: {SHARED} has" in said
+    assert "life 1" not in said

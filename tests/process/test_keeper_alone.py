@@ -17,8 +17,12 @@ import torch
 from keepers import Keeper, names, open_one
 from manifests import Values
 
+from resilient.agent.keeping import Keeping
+from resilient.agent.options import KeeperWishes
 from resilient.checkpointer import About
+from resilient.clock import SystemClock
 from resilient.errors import ConfigError, SaveFailed
+from resilient.events import Emitter
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.storage.local import LocalStore
@@ -120,7 +124,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
 
 def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path, monkeypatch):
     monkeypatch.setattr("resilient.vault.link._ANSWER_SECONDS", 0.5)
-    keeper = start()
+    keeper, began_seconds = start(), time.monotonic()
 
     def rank_main(world, board):
         checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
@@ -135,6 +139,8 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
             checkpointer.close()
 
     run_gang(2, rank_main)
+    # A slow store would have had a minute.
+    assert time.monotonic() - began_seconds < 30
     assert not list((tmp_path / "run").glob("*/manifest.json"))
 
 
@@ -427,8 +433,23 @@ def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "trainers save by themselves: cannot make shared memory" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "cannot make shared memory" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
+def test_a_keeper_that_cannot_start_is_told_once_and_not_tried_again(tmp_path):
+    said = []
+    emit = Emitter(SystemClock(), (lambda _, event: said.append(event.line()),))
+    keeping = Keeping(tmp_path, KeeperWishes(1 << 20), 1.0, emit)
+    keeping._argv += ["--shared", str(tmp_path / "missing")]
+    for _ in range(2):
+        keeping.start()
+        keeping.ready()
+    assert (keeping.path, keeping.pid) == ("", 0)
+    assert len(said) == 1
+    assert "the trainers save by themselves: cannot make shared memory" in said[0]
+    keeping.stop()
 
 
 def test_threads_of_the_board_end_with_it():

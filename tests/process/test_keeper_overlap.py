@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ from resilient.checkpointer import About
 from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
+from resilient.state.optimizer import NamedOptimizer
 from resilient.vault.conversation import Conversation
 
+HELD = Path(__file__).parents[1] / "helpers" / "held"
 TRAINER = Path(__file__).with_name("dying_trainer.py")
 
 
@@ -127,3 +131,70 @@ def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_pa
     assert held.read_bytes() == before
     assert checkpointer.committed()[0] == CheckpointId(1, 3)
     assert names(checkpointer.seen).count("KeeperBypassed") == 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_checkpoint_is_of_one_moment_though_all_changes_while_it_is_persisted(
+    tmp_path, monkeypatch, overlap
+):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    monkeypatch.setenv("HELD_FOLDER", str(gate))
+    monkeypatch.setenv("HELD_PREFIX", "checkpoint-1-g1")
+    monkeypatch.setenv("PYTHONPATH", f"{HELD}:{os.environ.get('PYTHONPATH', '')}")
+    keeper = Keeper(tmp_path / "keeper")
+    checkpointer = open_one(keeper, tmp_path / "run")
+    training = Training(seed=0)
+    checkpointer.resume(training.parts)
+    training.step()
+    expected = training.state()
+    checkpointer.save(1, training.parts, About(), overlap=overlap)
+    # Buffers change in the forward pass, all else in the steps; the store takes nothing yet.
+    for _ in range(3):
+        training.forward_backward()
+        checkpointer.before_update()
+        training.update()
+    while not list(gate.glob("held-*")):
+        time.sleep(0.01)
+    training.step()
+    (gate / "go").touch()
+    checkpointer.close()
+    target = Training(seed=1)
+    again = open_one(keeper, tmp_path / "run", scope="next")
+    again.resume(target.parts)
+    again.close()
+    assert keeper.close() == 0
+    found = target.state()
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    assert any(not torch.equal(training.state()[name], expected[name]) for name in expected)
+
+
+class Training:
+    """A model with buffers that its forward pass changes, and its optimizer."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        named = NamedOptimizer(self.model, self.optimizer)
+        self.parts = {"model": Part(self.model), "optimizer": Part(named)}
+
+    def forward_backward(self):
+        self.model(torch.randn(8, 300)).square().sum().backward()
+
+    def update(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.forward_backward()
+        self.update()
+
+    def state(self):
+        moments = {
+            f"{number}/{kind}": one.clone()
+            for number, kinds in self.optimizer.state_dict()["state"].items()
+            for kind, one in kinds.items()
+        }
+        return {name: one.clone() for name, one in self.model.state_dict().items()} | moments

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,25 @@ def test_a_dead_owners_folder_is_swept_and_nothing_else(tmp_path, owner):
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"resilient-of-somebody", "other", "resilient-link", mine.path.name}
     mine.close()
+
+
+def test_a_pid_that_somebody_else_has_by_now_neither_saves_nor_dooms_a_folder(tmp_path, owner):
+    """A stale folder may carry the pid of a process that lives, and a live one that of none."""
+    stale = tmp_path / f"resilient-{os.getpid()}-0badcafe"
+    stale.mkdir()
+    (stale / "owner.json").write_text(json.dumps({"pid": os.getpid(), "started_ticks": 1}))
+    (stale / "000001").write_bytes(b"bytes of a dead run")
+    Path(owner.said, "owner.json").write_text(json.dumps({"pid": 4194304, "started_ticks": 1}))
+    assert sweep(tmp_path) == [stale]
+    assert Path(owner.said, "000001").exists()
+
+
+def test_what_another_user_left_is_not_touched(tmp_path, monkeypatch):
+    stale = tmp_path / "resilient-1-0badcafe"
+    stale.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: stale.stat().st_uid + 1)
+    assert sweep(tmp_path) == []
+    assert stale.exists()
 
 
 def test_the_owner_is_recorded_for_people(tmp_path):

@@ -106,6 +106,9 @@ def main() -> None:
     parser.add_argument("--grace", type=float, default=20.0)
     parser.add_argument("--parallelism", default="ddp")
     parser.add_argument("--diary", type=Path, help="folder of step lines; default: output folder")
+    parser.add_argument(
+        "--near", default="", help="near repository, of which every 9th save goes on"
+    )
     parser.add_argument("--die-at", type=int, default=0)
     given = parser.parse_args()
     given.output_dir.mkdir(parents=True, exist_ok=True)
@@ -113,6 +116,8 @@ def main() -> None:
     arguments = TrainingArguments(
         output_dir=str(given.output_dir),
         max_steps=given.steps,
+        near_repo=given.near,
+        durable_every=9,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=0.01,

@@ -49,7 +49,8 @@ from resilient.vault.generations import check_mark, read_generation
 from resilient.vault.handover import from_json
 from resilient.vault.tags import read_tag
 from resilient.world.lines import BadLine, Lines
-from resilient.world.sockets import _NONSENSE, BoardServer
+from resilient.world.serving import NONSENSE
+from resilient.world.sockets import BoardServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +158,7 @@ def as_json(read: Callable[[Any], object]) -> Callable[[bytes], object]:
 
 def read_any_job(value: Any) -> object:
     memory = memoryview(bytearray(4096))
-    return from_json(value, lambda _, size_bytes: memory[: max(size_bytes, 0)], 0)
+    return from_json(value, lambda _, size_bytes: memory[: max(size_bytes, 0)], 0, 1.0)
 
 
 def a_receipt() -> dict[str, Any]:
@@ -169,10 +170,13 @@ def a_job() -> dict[str, Any]:
     from resilient.format.manifest import encode
 
     about = replace(MANIFEST, files=(), tensors=(), parts=())
+    sizes = [[one.name, one.size_bytes] for one in MANIFEST.files]
     return {
         "checkpoint": CHECKPOINT.folder,
         "about": encode(about).decode(),
-        "files": [[one.name, one.size_bytes] for one in MANIFEST.files],
+        "files": sizes[1:],
+        "streamed": sizes[:1],
+        "slots": ["slot-0"],
         "receipt": {**a_receipt(), "files": []},
         "keep": [CHECKPOINT.folder],
         "is_first": True,
@@ -234,7 +238,7 @@ TARGETS = {
     "line": Target([b"\n".join(lines_of(*ASKED)) + b"\n"], read_any_line, refuses=(BadLine,)),
     "receipt": Target(lines_of(a_receipt()), as_json(Receipt.from_json)),
     "job": Target(lines_of(a_job()), as_json(read_any_job)),
-    "board": Target(lines_of(*ASKED), as_json(read_any_request), refuses=_NONSENSE),
+    "board": Target(lines_of(*ASKED), as_json(read_any_request), refuses=NONSENSE),
 }  # fmt: skip
 
 

@@ -124,6 +124,15 @@ def save_on(layout, tensors):
     return store
 
 
+def test_an_empty_sharded_tensor_is_there_again():
+    full = torch.empty(0, 3)
+    store = save_on(((2,), [Shard(0)]), {"w": full})
+    alone = {"model": Part(Values())}
+    proved = read(store, CHECKPOINT)
+    load(proved.manifest, proved.files, alone, 0)
+    assert torch.equal(alone["model"].stateful.state["w"], full)
+
+
 def test_replicas_split_a_large_shard_between_them():
     full = torch.arange(4096 * 65, dtype=torch.float64).reshape(4096, 65)
     store = save_on(((2, 2), [Replicate(), Shard(1)]), {"w": full})

@@ -19,8 +19,10 @@ import uuid
 from pathlib import Path
 from typing import Self
 
-PACKAGES = ("ceph-mon", "ceph-osd", "radosgw", "ceph-common")
-PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
+from tests.services.tls import make_certificate
+
+PACKAGES = ("ceph-mon", "ceph-osd", "radosgw", "ceph-common", "openssl")
+PROGRAMS = ("openssl", "ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
 KEY, SECRET = "canary-key-7f3a", "canary-secret-91bc"
 READY_SECONDS = 60.0
 
@@ -64,7 +66,7 @@ osd objectstore = memstore
 memstore device bytes = 4294967296
 osd memory target = 1073741824
 [client.rgw]
-rgw frontends = beast endpoint=127.0.0.1:{gateway} tcp_nodelay=1
+rgw frontends = beast endpoint=127.0.0.1:{gateway} {tls} tcp_nodelay=1
 rgw thread pool size = 64
 rgw enable apis = s3, admin
 rgw enable usage log = false
@@ -103,13 +105,16 @@ class Ceph:
 
     Attributes:
         port: of the S3 endpoint, the same after a restart.
+        tls_port: of the same over https.
+        certificate: what it shows there, and whom to trust for it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._configuration = folder / "ceph.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.port, monitor, monitor_old = _free_ports(3)
+        self.port, self.tls_port, monitor, monitor_old = _free_ports(4)
+        self.certificate = make_certificate(folder / "tls")
         self._fsid = str(uuid.uuid4())
         self._monitors = f"[v2:127.0.0.1:{monitor},v1:127.0.0.1:{monitor_old}]"
         self._configuration.write_text(
@@ -119,6 +124,9 @@ class Ceph:
                 monitor_old=monitor_old,
                 folder=folder,
                 gateway=self.port,
+                tls=f"ssl_endpoint=127.0.0.1:{self.tls_port} "
+                f"ssl_certificate={self.certificate.certificate} "
+                f"ssl_private_key={self.certificate.key}",
             )
         )
 
@@ -126,6 +134,11 @@ class Ceph:
     def endpoint(self) -> str:
         """The URL of the S3 endpoint."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def tls_endpoint(self) -> str:
+        """The URL of the same over https."""
+        return f"https://127.0.0.1:{self.tls_port}"
 
     def __enter__(self) -> Self:
         try:
@@ -232,6 +245,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with Ceph(Path(sys.argv[1])) as server:
         sys.stdout.write(f"{server.endpoint} {KEY} {SECRET}\n")
+        sys.stdout.write(f"{server.tls_endpoint} {server.certificate.authority}\n")
         sys.stdout.flush()
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
 

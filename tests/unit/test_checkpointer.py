@@ -50,6 +50,32 @@ def test_what_training_does_after_save_returned_does_not_reach_the_checkpoint():
     assert torch.equal(load(store, 1), torch.arange(1000.0))
 
 
+def test_a_refused_configuration_is_refused_before_anything_is_loaded_or_claimed():
+    store = MemoryStore()
+    first = open_one(store)
+    first.resume({})
+    first.save(1, tensor_part(torch.ones(3)), About(config={"seed": 1}))
+    first.close()
+    heard, target = [], Values()
+
+    def refuse(config):
+        heard.append(dict(config))
+        raise ConfigError("seed 1 -> 2")
+
+    second = open_one(store)
+    with pytest.raises(ConfigError, match="seed 1 -> 2"):
+        second.resume({"model": Part(target)}, examine=refuse)
+    assert heard == [{"seed": 1}]
+    assert second.generation == 0
+    assert not target.state
+    second.close()
+    third = open_one(store)
+    third.resume({"model": Part(target)}, examine=heard.append)
+    assert third.generation == 2
+    assert torch.equal(target.state["weight"], torch.ones(3))
+    third.close()
+
+
 def test_a_second_save_waits_for_the_first():
     store = Held()
     checkpointer = open_one(store)

@@ -48,10 +48,10 @@ RequireSignature = Annotated[
     ),
 ]
 HostBytesMax = Annotated[
-    int,
+    str,
     _option(
-        "Shared memory of this host for staged checkpoints, in bytes; 0 is what the machine has; "
-        "-1, the default, stages in the trainers and runs no keeper."
+        "Shared memory of this host for staged checkpoints: a size such as 8GiB; auto is what the "
+        "machine has free for it; none stages in the trainers and runs no keeper."
     ),
 ]
 StorageOptions = Annotated[
@@ -96,7 +96,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
     require_signature: RequireSignature = False,
-    host_bytes_max: HostBytesMax = -1,
+    host_bytes_max: HostBytesMax = "auto",
     storage_options: StorageOptions = "",
     events: Events = "",
     dry_run: DryRun = False,
@@ -118,6 +118,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     same command resumes.
     """
     from resilient import build
+    from resilient.agent.memory import parse_host_bytes
 
     if not module and not Path(script).is_file():
         raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
@@ -141,7 +142,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
             storage_options=reach,
             require_signature=require_signature,
         ),
-        host_bytes_max=host_bytes_max,
+        host_bytes_max=parse_host_bytes(host_bytes_max),
     )
     if dry_run:
         show(_answer(build.resolve(options), options.wishes.repo), ctx.find_root().obj)

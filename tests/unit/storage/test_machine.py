@@ -48,7 +48,7 @@ def test_where_nobody_tells_nothing_is_known(tmp_path):
 def test_shared_memory_that_the_host_does_not_have_is_refused_with_the_numbers(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(shared, "memory_left_bytes", lambda: shared._SPARE_BYTES + 1000)
+    monkeypatch.setattr(shared, "memory_left_bytes", lambda: shared.SPARE_BYTES + 1000)
     folder = SharedFolder(tmp_path)
     folder.allocate(1000)
     with pytest.raises(StoreFull, match="1001 bytes of shared memory are too many"):

@@ -35,13 +35,18 @@ def test_both_clients_are_told_the_same():
     assert portable["key"] == fast["config"]["access_key_id"] == "id"
     assert portable["secret"] == fast["config"]["secret_access_key"] == CANARY
     assert portable["token"] == fast["config"]["session_token"] == CANARY
-    assert portable["config_kwargs"] == {"connect_timeout": 2, "read_timeout": 7.5}
+    assert portable["config_kwargs"]["connect_timeout"] == 2
+    assert portable["config_kwargs"]["read_timeout"] == 7.5
+    # Both sign the SHA-256 of each body, over https too, and add no trailer.
+    assert portable["config_kwargs"]["s3"] == {"payload_signing_enabled": True}
+    assert portable["config_kwargs"]["request_checksum_calculation"] == "when_required"
     assert fast["client_options"]["connect_timeout"].total_seconds() == 2
     assert fast["client_options"]["timeout"].total_seconds() == 7.5
     assert fast["retry_config"]["max_retries"] == 0
 
 
-def test_what_is_not_given_is_left_to_the_clients_own_environment():
+def test_what_is_not_given_is_left_to_the_clients_own_environment(monkeypatch):
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     options = read_s3_options({})
     assert set(for_s3fs(options)) == {"config_kwargs"}
     assert set(for_obstore(options)["config"]) == {"disable_bulk_delete"}

@@ -59,7 +59,7 @@ class MemoryCheckpointer:
         self.generation = 0
         self.failed = None
 
-    def resume(self, parts, *, ref="auto", cause="start"):
+    def resume(self, parts, *, ref="auto", cause="start", examine=None):
         self.repository.lives += 1
         self.generation = self.repository.lives
         found = self.committed()
@@ -67,6 +67,8 @@ class MemoryCheckpointer:
             return None
         checkpoint = found[0] if ref == "auto" else parse_checkpoint(ref)
         saved = self.repository.checkpoints[checkpoint]
+        if examine:
+            examine(self.repository.abouts[checkpoint].config)
         for name, part in parts.items():
             if name in saved:
                 part.stateful.load_state_dict(frozen(saved[name]))

@@ -66,12 +66,14 @@ def test_false_gives_the_model_everything(tmp_path, repository):
         with_columns(tmp_path, remove_unused_columns=False).train()
 
 
-def test_a_scheduler_that_waits_for_a_metric_is_refused_at_the_start(tmp_path, repository):
+def test_a_scheduler_that_follows_a_metric_is_refused_at_the_start_without_evaluations(
+    tmp_path, repository
+):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     trainer = make_trainer(tmp_path)
     trainer.optimizer, trainer.lr_scheduler = optimizer, plateau
-    with pytest.raises(ConfigError, match="`ReduceLROnPlateau`: its `step` needs a metric"):
+    with pytest.raises(ConfigError, match="`ReduceLROnPlateau` follows a metric of evaluations"):
         trainer.train()
     assert repository.lives == 0

@@ -7,18 +7,41 @@ import torch
 from models import Net
 from torch import nn
 
+from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.collate import default_data_collator
 from resilient.train.data import epoch_order
 from resilient.train.optimizers import create_optimizer, decay_parameter_names
-from resilient.train.schedulers import create_scheduler
+from resilient.train.schedules import SCHEDULES, create_scheduler
 
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "constant_with_warmup"])
+SHAPES = {
+    "linear": {},
+    "cosine": {"num_cycles": 1.3},
+    "constant": {},
+    "constant_with_warmup": {},
+    "cosine_with_restarts": {"num_cycles": 3},
+    "cosine_with_min_lr": {"min_lr": 0.01},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.2, "warmup_lr_rate": 0.1},
+    "polynomial": {"lr_end": 0.02, "power": 1.7},
+    "inverse_sqrt": {"timescale": 9},
+    "warmup_stable_decay": {"num_decay_steps": 6, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"},
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("warmup", [0, 7, 0.3])
-def test_schedules_equal_those_of_transformers(kind, warmup):
+@pytest.mark.parametrize("with_options", [True, False])
+def test_schedules_equal_those_of_transformers(kind, warmup, with_options):
+    needed = {
+        key: SHAPES[kind][key]
+        for key in ("min_lr", "min_lr_rate", "num_decay_steps")
+        if key in SHAPES[kind]
+    }
+    options = SHAPES[kind] if with_options else needed
+
     def rates(make):
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
         scheduler = make(optimizer)
@@ -27,12 +50,38 @@ def test_schedules_equal_those_of_transformers(kind, warmup):
             yield optimizer.param_groups[0]["lr"]
             scheduler.step()
 
-    args = TrainingArguments(lr_scheduler_type=kind, warmup_steps=warmup)
+    args = TrainingArguments(
+        learning_rate=0.5, lr_scheduler_type=kind, warmup_steps=warmup, lr_scheduler_kwargs=options
+    )
     theirs = transformers.get_scheduler
     steps = 6 if warmup == 0.3 else warmup
     assert list(rates(lambda optimizer: create_scheduler(args, optimizer, 20))) == list(
-        rates(lambda optimizer: theirs(kind, optimizer, steps, 20))
+        rates(lambda optimizer: theirs(kind, optimizer, steps, 20, options))
     )
+
+
+def test_every_schedule_of_transformers_is_ours():
+    theirs = {one.value for one in transformers.SchedulerType}
+    assert theirs == set(SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("cosine", {"num_cycle": 1}, "did you mean `num_cycles`"),
+        ("linear", {"power": 2}, "it has none"),
+        ("warmup_stable_decay", {}, "needs `num_decay_steps`"),
+        ("polynomial", {"lr_end": 1.0}, "must be below"),
+        ("cosine_with_min_lr", {}, "needs a floor"),
+        ("cosine_with_min_lr", {"min_lr": 1, "min_lr_rate": 1}, "use one of them"),
+        ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "sqrt"}, "is none of"),
+    ],
+)
+def test_options_that_a_schedule_does_not_have_are_refused(kind, options, said):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    args = TrainingArguments(lr_scheduler_type=kind, lr_scheduler_kwargs=options)
+    with pytest.raises(ConfigError, match=said):
+        create_scheduler(args, optimizer, 20)
 
 
 def test_the_state_of_a_schedule_needs_no_pickle():

@@ -158,9 +158,9 @@ class InRanges(MemoryStore):
 
     ranges = Parts(part_bytes=CHUNK_BYTES, in_flight=2)
 
-    def fill(self, key, start, view, arrived):
-        data = self.get_range(key, start, len(view))
-        view[: len(data)] = data
+    def fill(self, key, start, room, arrived):
+        data = self.get_range(key, start, len(room))
+        room.put(0, data)
         arrived(0, len(data))
         return len(data)
 

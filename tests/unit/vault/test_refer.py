@@ -28,7 +28,7 @@ from resilient.vault.catalog import read_manifest
 from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.glimpse import Glimpses
-from resilient.vault.handover import Held
+from resilient.vault.held import Held
 from resilient.vault.read import read
 from resilient.vault.recall import RecallingStore
 from resilient.vault.refer import Base, base_of, divide
@@ -277,9 +277,9 @@ def test_what_is_left_of_a_file_is_one_that_others_read(store):
 def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(store, monkeypatch):
     """And what looks the same at first sight is told apart by its digest."""
     glimpses, lengths = Glimpses(), []
-    digest = glimpse.digest_bytes
+    digest = glimpse.digest_slowly
     monkeypatch.setattr(
-        glimpse, "digest_bytes", lambda one: [lengths.append(len(one)), digest(one)][1]
+        glimpse, "digest_slowly", lambda one, told: [lengths.append(len(one)), digest(one, told)][1]
     )
     tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
 

@@ -21,13 +21,12 @@ from resilient.events import Emitter
 from resilient.format.names import CheckpointId, signature_name
 from resilient.format.signature import Signing, SigningKey
 from resilient.opening import open_checkpointer
-from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.train.arguments import TrainingArguments
 from resilient.vault import facts
 from resilient.vault.catalog import committed, read_manifest
 from resilient.vault.generations import claim
-from resilient.vault.link import KeeperAddress
+from resilient.vault.guest import KeeperAddress
 from resilient.vault.promote import promote
 from resilient.vault.promoter import Tiering
 from resilient.vault.read import read
@@ -167,6 +166,19 @@ def test_a_damaged_near_copy_is_never_referred_to(near, durable):
     assert first not in [one.name for one in read_manifest(near, third).files]
 
 
+def test_what_was_read_from_another_host_is_not_proved_here(near, durable):
+    train(near, durable)
+    other = MemoryStore("test://other")
+    other.objects = dict(near.objects)
+    key = committed(near)[0].manifest_key
+    whole = near.objects.pop(key)
+    tiers = TieredStore(near, MemoryStore("test://none"), print)
+    tiers.durable.objects = {one: durable.objects[one] for one in durable.objects if "gen" in one}
+    tiers.peers = (other,)
+    assert tiers.get(key) == whole
+    assert tiers.recalled == {key}
+
+
 def test_damage_of_what_is_near_alone_costs_the_steps_since_the_one_before(near, durable):
     checkpointer = checkpointer_of(near, durable, every=9)
     save(checkpointer, 1, 2)
@@ -298,23 +310,6 @@ def test_signed_checkpoints_stay_signed(near, durable):
     assert read(durable, newest, signing=signing).manifest.checkpoint == newest
 
 
-def test_ranks_that_do_not_see_one_near_tier_are_refused_together(durable):
-    nears = [MemoryStore("test://host-0"), MemoryStore("test://host-1")]
-
-    def rank_main(world, board):
-        desk = desk_over(nears[world.rank], durable, board=board, world=world)
-        checkpointer = Checkpointer(desk)
-        try:
-            with pytest.raises(ConfigError, match="rank 1 does not find life 1"):
-                checkpointer.resume({})
-        finally:
-            checkpointer._persister.close()
-            desk.close()
-        return True
-
-    assert run_gang(2, rank_main) == [True, True]
-
-
 def test_lives_and_tags_lie_in_the_durable_tier_alone(near, durable):
     tiers = TieredStore(near, durable, print)
     tiers.put_new("generations/g000001.json", b"one")
@@ -335,20 +330,80 @@ def test_near_files_of_a_life_that_the_durable_tier_does_not_know_are_not_seen(n
         tiers.get("checkpoint-1-g1/manifest.json")
 
 
-def test_a_url_opens_both_and_a_keeper_or_a_wrong_number_is_refused(tmp_path):
+def test_a_url_opens_both_without_a_keeper_and_a_wrong_number_is_refused(tmp_path):
     url, near_url = str(tmp_path / "durable"), str(tmp_path / "near")
     emit = Emitter(desk_over(MemoryStore("a:"), MemoryStore("b:")).clock, ())
-    checkpointer = open_checkpointer(url, emit=emit, near_url=near_url)
+    keeper = KeeperAddress("no such socket")
+    checkpointer = open_checkpointer(url, emit=emit, near_url=near_url, keeper=keeper)
     checkpointer.resume({})
     save(checkpointer, 1)
     checkpointer.close()
     for folder in ("durable", "near"):
         assert (tmp_path / folder / "checkpoint-1-g1" / "manifest.json").exists()
-    with pytest.raises(ConfigError, match="keeper"):
-        open_checkpointer(url, emit=emit, near_url=near_url, keeper=KeeperAddress("socket"))
     with pytest.raises(ConfigError, match="itself"):
         open_checkpointer(url, emit=emit, near_url=url)
     with pytest.raises(ConfigError, match="durable_every"):
         Tiering(durable_every=0)
     with pytest.raises(ConfigError, match="near_total_limit"):
         TrainingArguments(str(tmp_path), near_repo=near_url, near_total_limit=0)
+
+
+class Hours:
+    """A clock that the test moves on."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic_seconds(self) -> float:
+        return self.seconds
+
+    def now_iso(self) -> str:
+        return "2026-08-22T12:00:00Z"
+
+    def sleep(self, seconds) -> None:
+        self.seconds += seconds
+
+
+@pytest.mark.parametrize(
+    ("tiering", "at"),
+    [
+        (Tiering(durable_every_seconds=60), [1, 4, 6]),
+        (Tiering(durable_every_seconds=1e9), [1]),
+        (Tiering(2, durable_every_seconds=60), [1, 2, 4, 6]),
+        (Tiering(5, durable_every_seconds=1e9), [1, 5]),
+        (Tiering(), [1, 2, 3, 4, 5, 6]),
+    ],
+    ids=["time", "rarely", "count or time", "count", "all"],
+)
+def test_time_and_count_each_ask_for_what_is_durable(tiering, at, near, durable):
+    clock = Hours()
+    desk = desk_over(near, durable, tiering=tiering, clock=clock, retention=Retention())
+    checkpointer = Checkpointer(desk)
+    checkpointer.resume({})
+    for step in range(1, 7):
+        save(checkpointer, step)
+        checkpointer._desk.promoter._settle()
+        clock.sleep(29 if step < 4 else 31)
+    checkpointer._persister.close()
+    checkpointer._desk.close()
+    assert steps(durable) == at[::-1]
+
+
+def test_a_cadence_that_cannot_be_kept_is_refused(tmp_path):
+    for seconds in (0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="durable_every_seconds"):
+            Tiering(durable_every_seconds=seconds)
+    with pytest.raises(ConfigError, match="durable_every_seconds"):
+        TrainingArguments(str(tmp_path), durable_every_seconds=0.0)
+
+
+def test_what_nobody_knows_any_more_near_is_in_the_way_of_no_save(near, durable):
+    """Both tiers lost the records of their lives, as on a disk that lies about its syncs."""
+    train(near, durable)
+    for store in (near, durable):
+        for key in [one.key for one in store.list("generations/")]:
+            store.delete(key)
+    for one in durable.list("checkpoint-"):
+        durable.delete(one.key)
+    life = train(near, durable)
+    assert life.acknowledged == [CheckpointId(2, step) for step in range(1, 5)]

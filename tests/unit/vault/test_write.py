@@ -109,7 +109,7 @@ def test_after_an_error_no_file_is_begun_and_none_is_left_on_its_way():
 class InParts(MemoryStore):
     ranges = Parts(part_bytes=1000, in_flight=8)
 
-    def fill(self, key, start, view, arrived):
+    def fill(self, key, start, room, arrived):
         pytest.fail("nothing is read")
 
 

@@ -1,17 +1,13 @@
-"""Optimizers by name, over two groups of parameters: with weight decay and without."""
+"""Two groups of parameters: with weight decay and without."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-
-if TYPE_CHECKING:
-    from resilient.train.arguments import TrainingArguments
 
 # Biases and norms are not decayed, by module type and by name (Transformers 5.23, trainer.py).
 _NO_DECAY_MODULES = (nn.LayerNorm,)
@@ -46,21 +42,3 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [one for name, one in named if name not in decayed], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that ``args.optim`` names over ``model``'s parameters.
-
-    Raises:
-        ConfigError: the model has nothing to train.
-    """
-    groups = parameter_groups(model, args.weight_decay)
-    if args.optim == "sgd":
-        return torch.optim.SGD(groups, lr=args.learning_rate)
-    return torch.optim.AdamW(
-        groups,
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-        fused=True if args.optim == "adamw_torch_fused" else None,
-    )

@@ -1,0 +1,255 @@
+"""Everybody's way to put one training's bytes into a bucket and to get them back into memory.
+
+Ours is a whole checkpoint: from the call of ``save`` until its manifest is committed, and from
+the listing of what is there until every byte is held against its digest. The peers put and get
+one object of as many bytes, in parts of the same size, as many at once; they prove nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import installed
+from benchmarks.peers.rounds import Contender, Figures, timed
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import CheckpointCommitted, Emitter, Event
+from resilient.opening import open_checkpointer
+from resilient.storage.open import open_store
+from resilient.storage.parts import Parts
+from resilient.vault.catalog import committed
+from resilient.vault.read import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from benchmarks.peers.training import Training
+
+PARTS = Parts()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of a server that speaks S3.
+
+    Attributes:
+        name: of the bucket.
+        endpoint: URL of the server.
+        key: the credentials' name.
+        secret: and what goes with it.
+        region: as a client must call it.
+    """
+
+    name: str
+    endpoint: str
+    key: str
+    secret: str = field(repr=False)
+    region: str = "us-east-1"
+
+    def options(self, client: str = "") -> dict[str, object]:
+        """Return our storage options."""
+        return {
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "key": self.key,
+            "secret": self.secret,
+            "client": client,
+        }
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How one of them puts and gets; each call moves all bytes."""
+
+    put: Callable[[], float]
+    get: Callable[[], float]
+
+    def contenders(self, name: str) -> dict[str, Contender]:
+        """Return both as contenders."""
+
+        def turn(work: Callable[[], float], _: Path) -> Figures:
+            return {"took": work()}
+
+        return {f"{name}_up": partial(turn, self.put), f"{name}_down": partial(turn, self.get)}
+
+
+def ours(training: Training, bucket: Bucket, client: str) -> Ways:
+    """Save with a Checkpointer that keeps one checkpoint, and read what it committed."""
+    url, options = f"s3://{bucket.name}/ours-{client}", bucket.options(client)
+    took: list[float] = []
+
+    def listen(_record: Mapping[str, object], event: Event) -> None:
+        if isinstance(event, CheckpointCommitted):
+            took.append(event.commit_seconds)
+
+    checkpointer = open_checkpointer(
+        url, emit=Emitter(SystemClock(), (listen,)), keep_last=1, storage_options=options
+    )
+    parts = training.parts()
+    checkpointer.resume(parts)
+    store = open_store(url, storage_options=options)
+
+    def put() -> float:
+        training.change()
+        checkpointer.save(len(took) + 1, parts, About())
+        # Deleting the checkpoint before this one comes after the commit.
+        checkpointer.wait()
+        return took[-1]
+
+    def get() -> float:
+        return timed(lambda: read(store, committed(store)[0]))
+
+    return Ways(put, get)
+
+
+def obstore_of(data: memoryview, bucket: Bucket) -> Ways:
+    """One ``put`` in parts; one ``get``, or ranges by ``open_reader``, whichever is faster."""
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        bucket.name,
+        endpoint=bucket.endpoint,
+        region=bucket.region,
+        access_key_id=bucket.key,
+        secret_access_key=bucket.secret,
+        client_options={"allow_http": True, "timeout": "120s"},
+    )
+
+    def put() -> None:
+        obstore.put(
+            store,
+            "obstore",
+            data,
+            chunk_size=PARTS.part_bytes,
+            max_concurrency=PARTS.in_flight,
+        )
+
+    def get() -> None:
+        assert len(obstore.open_reader(store, "obstore").read()) == len(data)
+
+    return Ways(lambda: timed(put), lambda: timed(get))
+
+
+def s3fs_of(data: memoryview, bucket: Bucket) -> Ways:
+    """``pipe_file`` in parts; ``cat_ranges``, which asks for several at once."""
+    import s3fs
+
+    filesystem = s3fs.S3FileSystem(
+        key=bucket.key,
+        secret=bucket.secret,
+        endpoint_url=bucket.endpoint,
+        use_listings_cache=False,
+    )
+    path, content = f"{bucket.name}/s3fs", bytes(data)
+    starts = list(range(0, len(data), PARTS.part_bytes))
+    ends = [min(start + PARTS.part_bytes, len(data)) for start in starts]
+
+    def put() -> None:
+        filesystem.pipe_file(
+            path, content, chunksize=PARTS.part_bytes, max_concurrency=PARTS.in_flight
+        )
+
+    def get() -> None:
+        found = filesystem.cat_ranges([path] * len(starts), starts, ends)
+        assert len(b"".join(found)) == len(data)
+
+    return Ways(lambda: timed(put), lambda: timed(get))
+
+
+def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
+    """The transfer manager, with threads."""
+    import boto3
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=bucket.endpoint,
+        aws_access_key_id=bucket.key,
+        aws_secret_access_key=bucket.secret,
+        region_name=bucket.region,
+        # The server here does not know the checksums that newer releases add.
+        config=Config(
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
+            max_pool_connections=2 * PARTS.in_flight,
+        ),
+    )
+    transfer = TransferConfig(
+        multipart_threshold=PARTS.part_bytes,
+        multipart_chunksize=PARTS.part_bytes,
+        max_concurrency=PARTS.in_flight,
+    )
+
+    def put() -> None:
+        client.upload_fileobj(io.BytesIO(data), bucket.name, "boto3", Config=transfer)
+
+    def get() -> None:
+        file = io.BytesIO()
+        client.download_fileobj(bucket.name, "boto3", file, Config=transfer)
+        assert len(file.getbuffer()) == len(data)
+
+    return Ways(lambda: timed(put), lambda: timed(get))
+
+
+def s3torchconnector_of(data: memoryview, bucket: Bucket) -> Ways:
+    """Its checkpoint's writer and reader, on the AWS Common Runtime."""
+    from s3torchconnector import S3Checkpoint, S3ClientConfig
+
+    # It reads credentials from the standard variables alone.
+    os.environ |= {"AWS_ACCESS_KEY_ID": bucket.key, "AWS_SECRET_ACCESS_KEY": bucket.secret}
+    checkpoint = S3Checkpoint(
+        region=bucket.region,
+        endpoint=bucket.endpoint,
+        s3client_config=S3ClientConfig(force_path_style=True, part_size=PARTS.part_bytes),
+    )
+    url = f"s3://{bucket.name}/s3torchconnector"
+
+    def put() -> None:
+        with checkpoint.writer(url) as writer:
+            for start in range(0, len(data), PARTS.part_bytes):
+                writer.write(bytes(data[start : start + PARTS.part_bytes]))
+
+    def get() -> None:
+        with checkpoint.reader(url) as reader:
+            assert len(reader.read()) == len(data)
+
+    return Ways(lambda: timed(put), lambda: timed(get))
+
+
+PEERS = {
+    "obstore": obstore_of,
+    "s3fs": s3fs_of,
+    "boto3": boto3_of,
+    "s3torchconnector": s3torchconnector_of,
+}
+
+
+def ready(data: memoryview, bucket: Bucket) -> tuple[dict[str, Ways], dict[str, str]]:
+    """Return every peer that can put and get here, and of the others why not.
+
+    Args:
+        data: what to put; each that is ready has done so once.
+        bucket: where to.
+    """
+    found: dict[str, Ways] = {}
+    left_out: dict[str, str] = {}
+    for name, make in PEERS.items():
+        if not installed(name):
+            left_out[name] = "not installed"
+            continue
+        try:
+            ways = make(data, bucket)
+            ways.put()
+            ways.get()
+        except Exception as error:  # noqa: BLE001 - each library has its own
+            left_out[name] = f"{type(error).__name__}: {str(error)[:120]}"
+        else:
+            found[name] = ways
+    return found, left_out

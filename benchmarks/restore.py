@@ -1,0 +1,88 @@
+"""How soon the next life is back: from the keeper's memory, from disk, and as peers load.
+
+One process, local disk, a model and its AdamW (parameters and two moments, fp32). `keeper` and
+`ours` are a whole `resume`: which checkpoints exist is asked, a life is claimed, and every byte
+is held against its digest; `keeper` takes the files from the shared memory of a keeper process,
+`ours` from the disk. Per round and contender: `cold` with nothing in the page cache, `warm` right
+after that. The peers load and prove nothing. `memory_over_*` below 1 is: memory is faster.
+`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` names some.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.harness import Report
+from benchmarks.peers.loading import cold_and_warm, makers
+from benchmarks.peers.rounds import Rounds, chosen, medians, ratios, spread, turns
+from benchmarks.peers.training import Training, mega_parameters
+from benchmarks.stalls import open_quietly, start_keeper
+from resilient.checkpointer import About
+
+if TYPE_CHECKING:
+    from benchmarks.peers.rounds import Contender
+    from resilient.vault.guest import KeeperAddress
+
+ROUNDS = 5
+PEERS = ("torch_save", "dcp", "safetensors")
+
+
+def run(rounds: int) -> Report:
+    """Measure every contender `rounds` times in shuffled order."""
+    torch.set_num_threads(1)
+    training = Training(mega_parameters())
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        folder = Path(place)
+        peers = makers(training, folder)
+        found = turns(
+            chosen(
+                {
+                    "raw": peers["raw"],
+                    "ours": lambda: resumed(training, folder / "ours", None),
+                    "keeper": lambda: resumed(training, folder / "keeper", start_keeper()),
+                    **{name: peers[name] for name in PEERS if name in peers},
+                }
+            ),
+            folder,
+            rounds,
+        )
+    return report(found, training.size_bytes)
+
+
+def resumed(training: Training, folder: Path, keeper: KeeperAddress | None) -> Contender:
+    """Save once, and return a contender that begins a new life from that each time."""
+    parts, lives = training.parts(), count()
+    first = open_quietly(folder, keeper, scope="first")
+    first.resume(parts)
+    checkpoint = first.save(1, parts, About())
+    first.close()
+
+    def resume() -> None:
+        checkpointer = open_quietly(folder, keeper, scope=f"life-{next(lives)}")
+        found = checkpointer.resume(parts)
+        assert found is not None
+        assert found.checkpoint == checkpoint
+        checkpointer.close()
+
+    return lambda _: cold_and_warm(folder, resume)
+
+
+def report(found: Rounds, size_bytes: int) -> Report:
+    """Return the ratios of a run."""
+    pairs = {"memory_over_disk": ("keeper_cold", "ours_cold")}
+    pairs["memory_over_disk_warm"] = ("keeper_warm", "ours_warm")
+    for name in ("raw", *PEERS):
+        pairs[f"memory_over_{name}"] = ("keeper_cold", f"{name}_cold")
+        pairs[f"memory_over_{name}_warm"] = ("keeper_warm", f"{name}_warm")
+    notes = {
+        "rounds": len(found),
+        "state_mib": size_bytes >> 20,
+        "memory_over_disk_lowest_highest": spread(found, "keeper_cold", "ours_cold"),
+        "memory_over_disk_warm_lowest_highest": spread(found, "keeper_warm", "ours_warm"),
+    }
+    return Report("restore", ratios(found, pairs), {**notes, **medians(found)})

@@ -1,0 +1,196 @@
+"""Saves to S3 under faults: what was acknowledged is there and whole, and nothing hangs.
+
+A real server (Ceph's gateway on loopback) behind a proxy that breaks what passes. For both clients
+and each fault: some saves of 24 MiB, the fault on during each; then every checkpoint that was
+acknowledged and that retention kept is read back deep. `lost` counts those that are not there,
+`torn` those that are damaged, `late` saves that took longer than the deadline of one operation and
+the fault's own time. `peak_mib` is what was added to the process's memory, the save's own buffers
+among it. `CONTENDERS` names a client.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from botocore.session import get_session
+from torch import nn
+
+from benchmarks.harness import Report
+from benchmarks.peers.buckets import Bucket
+from benchmarks.peers.rounds import Figures, costs, wants
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.errors import SaveFailed
+from resilient.events import CheckpointCommitted, Emitter, Event
+from resilient.opening import open_checkpointer
+from resilient.state.capture import Part
+from resilient.storage.open import open_store
+from resilient.vault.catalog import committed
+from resilient.vault.verify import verify
+from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
+from tests.services.faultproxy import Fault, FaultProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+ROUNDS = 10
+CLIENTS = ("obstore", "s3fs")
+KEPT = 5
+OPERATION_SECONDS = 60.0
+REQUEST_SECONDS = 5.0
+PART_BYTES = 5 << 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The server, the proxy before it, and the bucket as seen through the proxy."""
+
+    server: Ceph
+    proxy: FaultProxy
+    bucket: Bucket
+
+
+@contextmanager
+def during(scene: Scene, fault: Fault, seconds: float) -> Iterator[None]:
+    """Let ``fault`` hold from soon after the block begins, for so long or to its end."""
+    begins = threading.Timer(0.05, lambda: setattr(scene.proxy, "fault", fault))
+    ends = threading.Timer(seconds, lambda: setattr(scene.proxy, "fault", Fault()))
+    begins.start()
+    ends.start()
+    yield
+    begins.join()
+    ends.join()
+
+
+@contextmanager
+def killed(scene: Scene, seconds: float) -> Iterator[None]:
+    """Kill the server when the upload has begun, and start it again after ``seconds``."""
+
+    def strike() -> None:
+        seen = len(scene.proxy.requests)
+        deadline = time.monotonic() + OPERATION_SECONDS
+        while len(scene.proxy.requests) < seen + 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        scene.server.kill_gateway()
+        time.sleep(seconds)
+        scene.server.start_gateway()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    yield
+    striker.join()
+
+
+FAULTS: Mapping[str, tuple[float, Callable[[Scene], object]]] = {
+    "killed_5_s": (5.0, lambda scene: killed(scene, 5.0)),
+    "resets_10_percent": (0.5, lambda scene: during(scene, Fault(reset_share=0.1), 0.5)),
+    "storm_of_503": (3.0, lambda scene: during(scene, Fault(status=503), 3.0)),
+    "stall_30_s": (30.0, lambda scene: during(scene, Fault(stalled=True), 30.0)),
+}
+FEWER = {"stall_30_s": 2, "killed_5_s": 6}
+"""A stall and a restart cost their whole time, each time."""
+
+
+def run(rounds: int) -> Report:
+    """Save under every fault with both clients."""
+    problem = why_impossible()
+    if problem:
+        raise SystemExit(f"no S3 server: {problem}")
+    figures: dict[str, float] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="s3-") as folder,
+        Ceph(Path(folder)) as server,
+        FaultProxy(server.port) as proxy,
+    ):
+        scene = Scene(server, proxy, Bucket("faults", proxy.endpoint, KEY, SECRET))
+        admin = get_session().create_client(
+            "s3",
+            endpoint_url=server.endpoint,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            region_name="us-east-1",
+        )
+        admin.create_bucket(Bucket=scene.bucket.name)
+        for client in filter(wants, CLIENTS):
+            for name in FAULTS:
+                found = suffer(scene, client, name, min(rounds, FEWER.get(name, rounds)))
+                figures |= {f"{client}_{name}_{what}": value for what, value in found.items()}
+    sums = {
+        what: sum(value for name, value in figures.items() if name.endswith(f"_{what}"))
+        for what in ("saves", "failed", "lost", "torn", "late")
+    }
+    return Report("s3_faults", {}, {**sums, **figures})
+
+
+def suffer(scene: Scene, client: str, name: str, saves: int) -> Figures:
+    """Save so many times with one fault on and off, then read everything back."""
+    url = f"s3://{scene.bucket.name}/{client}-{name}"
+    options = {
+        **scene.bucket.options(client),
+        "request_seconds": REQUEST_SECONDS,
+        "part_bytes": PART_BYTES,
+    }
+    acknowledged: list[str] = []
+
+    def listen(_record: Mapping[str, object], event: Event) -> None:
+        if isinstance(event, CheckpointCommitted):
+            acknowledged.append(event.checkpoint)
+
+    model = nn.Linear(2048, 3072)
+    parts = {"model": Part(model)}
+    checkpointer = open_checkpointer(
+        url,
+        emit=Emitter(SystemClock(), (listen,)),
+        keep_last=KEPT,
+        storage_options=options,
+    )
+    checkpointer.resume(parts)
+    lasts, fault = FAULTS[name]
+    took: list[float] = []
+    failed, broken = 0, scene.proxy.broken
+    spent: Figures = {}
+    with costs(spent, "all"):
+        for step in range(1, saves + 1):
+            with torch.no_grad():
+                model.weight.add_(1)
+            began = time.monotonic()
+            with fault(scene):  # type: ignore[attr-defined]
+                try:
+                    checkpointer.save(step, parts, About())
+                    checkpointer.wait()
+                except SaveFailed:
+                    failed += 1
+                took.append(time.monotonic() - began)
+        checkpointer.close()
+    scene.proxy.fault = Fault()
+    return {
+        **read_back(url, options, acknowledged),
+        "saves": saves,
+        "failed": failed,
+        "late": sum(seconds > lasts + OPERATION_SECONDS + REQUEST_SECONDS for seconds in took),
+        "broken_requests": scene.proxy.broken - broken,
+        "seconds_longest": round(max(took), 2),
+        "seconds_median": round(median(took), 2),
+        "peak_mib": round(spent["all_peak_mib"], 1),
+    }
+
+
+def read_back(url: str, options: Mapping[str, object], acknowledged: list[str]) -> Figures:
+    """Count what was acknowledged, should be kept, and is not there or not whole."""
+    store = open_store(url, storage_options=options)
+    found = committed(store)
+    there = {one.folder for one in found}
+    kept = acknowledged[-KEPT:]
+    return {
+        "lost": sum(one not in there for one in kept),
+        "torn": sum(bool(verify(store, one, "deep")) for one in found),
+        "verified": len(found),
+    }

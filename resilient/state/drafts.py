@@ -1,0 +1,164 @@
+"""Which files a save becomes and where each tensor goes in them; planned once for saves alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.format.manifest import StoredRegion, TensorEntry
+from resilient.format.names import rank_part_file, shard_name
+from resilient.format.regions import Region, whole
+from resilient.format.shard import Slot, StreamedFile, lay_out
+from resilient.state.bundles import bundled
+from resilient.state.copying import Copy
+from resilient.state.shares import Piece, box_of, share_of, spec_of
+from resilient.state.tree import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from resilient.format.shard import Layout
+    from resilient.state.capture import CapturedPart, Snapshot
+    from resilient.state.partition import TensorSpec
+    from resilient.world.world import World
+
+_Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A file that has a layout and no bytes yet.
+
+    Attributes:
+        name: file name inside the checkpoint's folder.
+        layout: where everything of it goes.
+        entries: what the manifest says of its tensors, one region each.
+        sources: the elements of each entry's region; they share memory with training.
+    """
+
+    name: str
+    layout: Layout
+    entries: tuple[TensorEntry, ...]
+    sources: tuple[torch.Tensor, ...]
+
+    def copies(self, buffer: memoryview) -> list[Copy]:
+        """Return the copies that fill the file's memory, and write its header there."""
+        buffer[: len(self.layout.head)] = self.layout.head
+        return [
+            Copy(entry.name, source, buffer, entry.regions[0].start)
+            for entry, source in zip(self.entries, self.sources, strict=True)
+        ]
+
+    def streamed(self) -> StreamedFile:
+        """Return the file without memory."""
+        return StreamedFile(self.name, self.layout.size_bytes, self.entries, self._fill)
+
+    def _fill(self, buffer: memoryview) -> None:
+        for copy in self.copies(buffer):
+            copy.make()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """A Draft without its sources, which are boxes of tensors that are named as the entries."""
+
+    name: str
+    layout: Layout
+    entries: tuple[TensorEntry, ...]
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> Draft:
+        """Return the file of this save."""
+        sources = tuple(box_of(tensors[one.name], one.regions[0].region) for one in self.entries)
+        return Draft(self.name, self.layout, self.entries, sources)
+
+
+class Drafts:
+    """Remembers how a part was laid out, for the next save that is like it.
+
+    What a part becomes depends on the names, types and shapes of its tensors alone, unless they
+    are spread over ranks: those, and the parts that each rank has for itself, are planned anew.
+    No tensor is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
+
+    def of(self, snapshot: Snapshot, world: World) -> list[Draft]:
+        """Return the files with tensors that this rank writes of a snapshot; nothing is copied.
+
+        Crash: nothing was stored.
+
+        Args:
+            snapshot: state of this rank.
+            world: who this rank is.
+        """
+        drafts = []
+        for part in snapshot.parts:
+            if part.scope == "replicated":
+                drafts += self._share(part, world)
+        return drafts + [_own(part, world.rank) for part in snapshot.parts if part.scope == "rank"]
+
+    def _share(self, part: CapturedPart, world: World) -> list[Draft]:
+        if any(type(one) not in PLAIN for one in part.tensors.values()):
+            return _shares(part, world)
+        shapes = tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
+        known = self._plans.get(part.name)
+        if known is None or known[:2] != (world, shapes):
+            plans = [_Plan(one.name, one.layout, one.entries) for one in _shares(part, world)]
+            known = self._plans[part.name] = (world, shapes, plans)
+        return [plan.of(part.tensors) for plan in known[2]]
+
+
+def _shares(part: CapturedPart, world: World) -> list[Draft]:
+    bundles = bundled(share_of(part.tensors, world))
+    numbers = [None] if len(bundles) == 1 else range(len(bundles))
+    return [
+        _lay_out(shard_name(part.name, world.rank, number), part.name, bundle, {})
+        for number, bundle in zip(numbers, bundles, strict=False)
+    ]
+
+
+def own_file(part: CapturedPart, rank: int) -> str:
+    """Return the name of the file of a part that each rank has for itself."""
+    return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
+
+
+def _own(part: CapturedPart, rank: int) -> Draft:
+    share = [
+        Piece(spec_of(name, tensor), whole(tensor.shape), tensor)
+        for name, tensor in part.tensors.items()
+    ]
+    return _lay_out(own_file(part, rank), part.name, share, {"state": text_of(part.tree)})
+
+
+def _lay_out(name: str, part: str, share: Sequence[Piece], metadata: dict[str, str]) -> Draft:
+    """Lay regions out as one safetensors file."""
+    pieces = {_key_in_file(part, piece.spec, piece.region): piece for piece in share}
+    assert len(pieces) == len(share), "a file never holds one key twice"  # noqa: S101
+    slots = [Slot(key, piece.spec.dtype, piece.region.lengths) for key, piece in pieces.items()]
+    layout = lay_out(slots, metadata)
+    entries = tuple(
+        TensorEntry(
+            piece.spec.name,
+            part,
+            piece.spec.dtype,
+            piece.spec.shape,
+            (StoredRegion(piece.region, name, layout.starts[key], piece.size_bytes),),
+        )
+        for key, piece in pieces.items()
+    )
+    return Draft(name, layout, entries, tuple(piece.data for piece in pieces.values()))
+
+
+def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
+    """Return the tensor's name as its own part knows it, with the region if it is only a piece."""
+    path = spec.name.removeprefix(f"{part}/")
+    return path if region.is_whole(spec.shape) else f"{path}@{region}"
+
+
+def text_of(tree: Any, indent: int | None = None) -> str:
+    """Return a tree as JSON."""
+    return json.dumps(tree, sort_keys=indent is not None, indent=indent, allow_nan=False)

@@ -1,0 +1,274 @@
+"""A DeepSpeed engine as parts: what ZeRO partitions, by parameter name, in the words of torch.
+
+A rank's partitions are runs of elements of named tensors and are written where they lie; nothing
+is gathered, and what pads a partition is not stored. A model is stored by its full-precision
+weights, from which those that it computes with are rounded. So a checkpoint of any ZeRO stage is
+like any other: DDP, FSDP and single processes load it, and it loads theirs.
+``tests/process/test_zero_resharding.py`` proves it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import UnsavableState
+from resilient.state.flat import FlatShard
+from resilient.state.optimizer import matched_groups, require_same_names
+from resilient.state.tree import escape
+from resilient.state.zero_homes import homes_of, inner_optimizer, refresh, slice_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.state.zero_homes import Home
+
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+class ZeroModel:
+    """A Stateful over the model of a DeepSpeed engine, of any ZeRO stage.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return full-precision weights and everything else by their names in the model."""
+        named = dict(self._engine.module.named_parameters())
+        homes = {id(named[home.name]): home.part_of(home.flat) for home in homes_of(self._engine)}
+        # Tied parameters have several names and must stay one tensor.
+        kept: dict[int, Any] = {}
+        state = {}
+        for name, value in self._engine.module.state_dict(keep_vars=True).items():
+            if id(value) not in kept:
+                kept[id(value)] = homes[id(value)] if id(value) in homes else _frozen(value)
+            state[name] = kept[id(value)]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take them back, and round from them what the model computes with. Collective.
+
+        Raises:
+            ValueError: the names are not the model's.
+            RuntimeError: a shape is not the model's.
+        """
+        live = self.state_dict()
+        if live.keys() != state_dict.keys():
+            differ = sorted(live.keys() ^ state_dict.keys())
+            raise ValueError(f"names differ: {', '.join(differ[:5])} ({len(differ)} in all)")
+        for name, value in live.items():
+            if torch.is_tensor(value):
+                _fill(value, state_dict[name])
+        # What is no tensor, modules take back themselves.
+        rest = {name: state_dict[name] for name, one in live.items() if not torch.is_tensor(one)}
+        if rest:
+            self._engine.module.load_state_dict(rest, strict=False)
+        refresh(self._engine)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that no optimizer trains; a parameter may be partitioned all the same."""
+    if not torch.is_tensor(value) or not hasattr(value, "ds_tensor"):
+        return value.detach() if torch.is_tensor(value) else value
+    held: Any = value
+    start, count = slice_of(held, held.ds_tensor.numel())
+    return FlatShard(tuple(held.ds_shape), start, held.ds_tensor.detach().narrow(0, 0, count))
+
+
+@torch.no_grad()
+def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copy a tensor that was loaded into its place, unless it was loaded there."""
+    if tuple(live.shape) != tuple(saved.shape):
+        raise RuntimeError(f"shape {tuple(saved.shape)} was saved, and here is {tuple(live.shape)}")
+    if not isinstance(live, FlatShard):
+        live.copy_(saved)
+        return
+    if isinstance(saved, FlatShard):
+        given = saved.memory
+    else:
+        given = saved.reshape(-1).narrow(0, live.start, live.memory.numel())
+    if given.data_ptr() != live.memory.data_ptr():
+        live.memory.copy_(given)
+
+
+class ZeroOptimizer:
+    """A Stateful over the optimizer of a DeepSpeed engine, keyed by parameter name.
+
+    Its state has the form of :class:`~resilient.state.optimizer.NamedOptimizer`'s, and the fp16
+    loss scale and the engine's counters beside it.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._homes = homes_of(engine)
+        self._by_path = {escape(home.name): home for home in self._homes}
+        self._arriving: dict[tuple[int, str], torch.Tensor] = {}
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer, which makes the steps."""
+        return inner_optimizer(self._engine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` by name and ``param_groups`` with names in place of parameters.
+
+        Raises:
+            UnsavableState: the optimizer keeps something that is neither one number for each
+                element of a parameter, nor one for all of them.
+        """
+        state = {
+            home.name: {kind: _part(home, kind, one) for kind, one in kept.items()}
+            for home in self._homes
+            if (kept := self.optimizer.state.get(home.flat))
+        }
+        groups = [
+            {**{name: one for name, one in group.items() if name != "params"}, "params": names}
+            for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
+        ]
+        engine = {name: getattr(self._engine, name) for name in _COUNTERS}
+        scale = _scale_of(self._engine)
+        return {
+            "state": state,
+            "param_groups": groups,
+            "engine": engine,
+            **({"loss_scale": _numbers(scale)} if scale is not None else {}),
+        }
+
+    def like(self, path: str) -> torch.Tensor | None:
+        """Return what to fill with the state at ``path``, which may not be there yet.
+
+        Args:
+            path: inside the part, ``state/<parameter>/<name>``.
+        """
+        place, _, rest = path.partition("/")
+        name, _, kind = rest.partition("/")
+        home = self._by_path.get(name)
+        if place != "state" or kind == "step" or home is None or home.is_whole:
+            return None
+        return home.part_of(self._room(home, kind))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each parameter the state saved under its name.
+
+        Raises:
+            ValueError: the saved names are not this optimizer's, or parameters that ZeRO counts
+                together have different numbers of steps.
+        """
+        groups = matched_groups(self._names(), state_dict["param_groups"])
+        state = state_dict["state"]
+        require_same_names(state, [home.name for home in self._homes], partial=True)
+        by_flat = sorted(self._homes, key=lambda home: id(home.flat))
+        for _, homes in groupby(by_flat, key=lambda home: id(home.flat)):
+            self._load_flat(list(homes), state)
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: one for name, one in saved.items() if name != "params"})
+        self._arriving = {}
+        # Where DeepSpeed remembers places in the state, it looks for them anew.
+        if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
+            self._engine.optimizer._hp_optimizer_states_linked = False  # noqa: SLF001
+        for name, count in state_dict.get("engine", {}).items():
+            setattr(self._engine, name, count)
+        scale = _scale_of(self._engine)
+        if scale is not None:
+            vars(scale).update(state_dict.get("loss_scale", {}))
+
+    def steady(self) -> Iterator[torch.Tensor]:
+        """Yield the memory that only a step of the optimizer changes."""
+        yield from (home.flat.detach() for home in self._homes)
+        for kept in self.optimizer.state.values():
+            yield from (one for one in kept.values() if torch.is_tensor(one))
+
+    def _names(self) -> list[list[str]]:
+        """Return the names of the parameters of each group."""
+        names: list[list[str]] = [[] for _ in self.optimizer.param_groups]
+        for home in self._homes:
+            names[home.group].append(home.name)
+        return names
+
+    def _room(self, home: Home, kind: str) -> torch.Tensor:
+        """Return where one kind of state is or will be, for everything that is kept together."""
+        kept = self.optimizer.state.get(home.flat, {})
+        if kind in kept:
+            return kept[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
+        key = (id(home.flat), kind)
+        if key not in self._arriving:
+            self._arriving[key] = torch.zeros_like(home.flat.detach())
+        return self._arriving[key]
+
+    def _load_flat(self, homes: Sequence[Home], state: Mapping[str, Any]) -> None:
+        """Give the parameters that are kept together their state."""
+        saved = {home.name: state[home.name] for home in homes if state.get(home.name)}
+        loaded: dict[str, Any] = {}
+        for kind in dict.fromkeys(kind for one in saved.values() for kind in one):
+            having = [home for home in homes if kind in saved.get(home.name, {})]
+            values = [saved[home.name][kind] for home in having]
+            if all(map(_is_elementwise, [kind] * len(having), having, values)):
+                room = self._room(homes[0], kind)
+                if len(having) < len(homes):
+                    room.zero_()  # what ZeRO itself gives parameters that had no gradient yet
+                for home, value in zip(having, values, strict=True):
+                    _fill(home.part_of(room), value)
+                loaded[kind] = room
+            else:
+                loaded[kind] = _one_of_all(kind, having, values)
+        if loaded:
+            self.optimizer.state[homes[0].flat] = loaded
+        else:
+            self.optimizer.state.pop(homes[0].flat, None)
+
+
+def _part(home: Home, kind: str, value: Any) -> Any:
+    """Return a parameter's part of what is kept of all that lie together."""
+    if not torch.is_tensor(value):
+        return value
+    if value.shape == home.flat.shape and kind != "step":
+        return home.part_of(value)
+    if value.numel() == 1:
+        # Of its own, so that whoever counts on by parameter counts each once.
+        return value.detach().clone()
+    raise UnsavableState(
+        f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "
+        "elements, which cannot be told apart by parameter",
+        path=f"{home.name}/{kind}",
+        hint="use an optimizer that keeps one number for each element, such as AdamW",
+    )
+
+
+def _is_elementwise(kind: str, home: Home, value: Any) -> bool:
+    return kind != "step" and torch.is_tensor(value) and tuple(value.shape) == home.shape
+
+
+def _one_of_all(kind: str, homes: Sequence[Home], values: Sequence[Any]) -> Any:
+    """Return the value that all parameters have in common.
+
+    Raises:
+        ValueError: they have not.
+    """
+    for home, value in zip(homes, values, strict=True):
+        if value != values[0]:
+            raise ValueError(
+                f"ZeRO keeps one `{kind}` for `{homes[0].name}` and `{home.name}`, which have "
+                f"{values[0]} and {value}"
+            )
+    return values[0].clone() if torch.is_tensor(values[0]) else values[0]
+
+
+def _scale_of(engine: Any) -> Any:
+    """Return what holds the loss scale of fp16 training, or None."""
+    if not engine.fp16_enabled():
+        return None
+    optimizer = engine.optimizer
+    return getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
+
+
+def _numbers(scale: Any) -> dict[str, Any]:
+    return {name: one for name, one in vars(scale).items() if type(one) in (bool, int, float)}

@@ -1,0 +1,203 @@
+"""ZeRO by DeepSpeed's engine, which reduces, clips and steps where the loop would."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from resilient.errors import ConfigError
+from resilient.state.capture import Part
+from resilient.state.zero import ZeroModel, ZeroOptimizer
+from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.deepspeed_config import stage_in
+from resilient.strategies.strategy import Bound
+from resilient.world.gang import compute_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.strategies.strategy import Updates
+
+# A model belongs to its engine for good; a second training goes on with it.
+_engines: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedStrategy:
+    """A DeepSpeed engine over all ranks, of any ZeRO stage; partitions are cut from rank 0's.
+
+    Attributes:
+        device: where this rank computes.
+        config: DeepSpeed's, complete (:mod:`resilient.strategies.deepspeed_config`).
+    """
+
+    device: torch.device
+    config: dict[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The stage, for a checkpoint to say."""
+        return f"zero-{stage_in(self.config)}"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give every rank what rank 0 holds. The engine is made in ``bind``. Collective.
+
+        Raises:
+            ConfigError: DeepSpeed is not installed, or cannot train so on this device.
+        """
+        _require(self.config, self.device)
+        if model not in _engines:
+            broadcast([*model.parameters(), *model.buffers()])
+            model.register_forward_pre_hook(begin_with_rank_0)
+            model.register_forward_pre_hook(self._in_model_dtype, with_kwargs=True)
+        return model
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Make the engine, which takes the optimizer over. Collective.
+
+        Raises:
+            ConfigError: the engine keeps its state where it cannot be saved.
+        """
+        engine = _engines.get(model)
+        if engine is None:
+            engine = _engines[model] = self._engine(model, optimizer)
+        parts = {"model": Part(ZeroModel(engine)), "optimizer": Part(ZeroOptimizer(engine))}
+        return Bound(engine, EngineUpdates(engine, updates), parts)
+
+    def _engine(self, model: nn.Module, optimizer: Optimizer) -> Any:
+        config = dict(self.config)
+        if self._clips_by_itself:
+            config["gradient_clipping"] = 0.0
+        made = import_module("deepspeed").initialize(
+            model=model, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        return made[0]
+
+    @property
+    def _clips_by_itself(self) -> bool:
+        """Whether the engine is a thin one, whose clipping tells no norm."""
+        half = any(self.config.get(one, {}).get("enabled") for one in ("bf16", "fp16"))
+        return stage_in(self.config) == 0 and not half
+
+    def _in_model_dtype(self, _: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
+        """Give a model in half precision its batch in that precision."""
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if self.config.get(name, {}).get("enabled"):
+                return _cast(inputs, dtype), _cast(named, dtype)
+        return inputs, named
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the module inside the engine."""
+        return cast("nn.Module", model.module)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Return a context whose backward passes are not the last of their step."""
+        engine: Any = model
+        engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            engine.set_gradient_accumulation_boundary(True)
+
+    def align(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        broadcast_buffers(model)
+
+
+class EngineUpdates:
+    """Backward, clip and step of an engine, which clips only in its step.
+
+    Args:
+        engine: DeepSpeed's.
+        plain: clips for an engine that does not.
+    """
+
+    scaler = None  # fp16's loss scale is the engine's, and saved with the optimizer
+
+    def __init__(self, engine: Any, plain: Updates) -> None:
+        self._engine = engine
+        self._plain = plain
+        self._norm = torch.zeros(())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return an empty context: the model itself is in half precision."""
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate a loss that is divided by the micro-batches of its step already."""
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def clip(
+        self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
+    ) -> torch.Tensor:
+        """Return where ``step`` will put the total norm (a scalar tensor)."""
+        if isinstance(self._engine.optimizer, torch.optim.Optimizer):
+            return self._plain.clip(optimizer, parameters, max_norm)
+        self._norm = torch.zeros(())
+        return self._norm
+
+    def step(self, optimizer: Optimizer) -> bool:  # noqa: ARG002 - the engine has it
+        """Clip, step and free the gradients; False when fp16 gradients overflowed."""
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm()
+        if norm is not None:
+            self._norm.fill_(float(norm))
+        return bool(self._engine.was_step_applied())
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Do nothing: the engine's step has freed the gradients, and knows which to keep."""
+
+
+def gathered(parameter: Any) -> torch.Tensor:
+    """Return the whole of a parameter that ZeRO 3 has partitioned, on the CPU. Collective."""
+    with import_module("deepspeed").zero.GatheredParameters([parameter]):
+        return parameter.detach().cpu().clone()  # type: ignore[no-any-return]
+
+
+def _require(config: dict[str, Any], device: torch.device) -> None:
+    """Make ready what DeepSpeed looks for when it is loaded."""
+    if device.type == "cpu":
+        if config.get("fp16", {}).get("enabled"):
+            raise ConfigError(
+                "DeepSpeed trains in fp16 on a GPU only",
+                hint="write bf16=True, which works on a CPU too",
+            )
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    try:
+        deepspeed = import_module("deepspeed")
+    except ImportError as error:
+        raise ConfigError(
+            f"`parallelism`='deepspeed' needs DeepSpeed: {error}",
+            hint="pip install --no-build-isolation deepspeed  (after torch)",
+        ) from error
+    # It writes to standard output, which is the script's.
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if device.type == "cpu":
+        # A kernel for inference that it would compile here, and that names files in /dev/shm.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        compute_alone("nccl" if device.type == "cuda" else "gloo")
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _cast(one, dtype) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(one, dtype) for one in value)
+    return value

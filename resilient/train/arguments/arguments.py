@@ -1,0 +1,182 @@
+"""TrainingArguments: everything a run can be told, with the names and defaults of the field."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.checks import check, check_types
+from resilient.train.arguments.command_line import parse_arguments
+from resilient.train.arguments.fields.computing import ComputingArguments
+from resilient.train.arguments.fields.data import DataArguments
+from resilient.train.arguments.fields.evaluation import EvaluationArguments
+from resilient.train.arguments.fields.saving import HubArguments
+from resilient.train.arguments.old_names import in_todays_words
+from resilient.train.arguments.place import Derived
+from resilient.train.arguments.sources import from_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# Fields that may be JSON text where a dict is meant.
+_DICTS = (
+    *("accelerator_config", "activation_checkpointing_kwargs", "deepspeed", "fsdp_config"),
+    *("lr_scheduler_kwargs", "optim_args"),
+)
+_PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
+
+
+class _Named(type):
+    """Looks at the names of arguments before a dataclass fails on them, in subclasses too."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        known = {one.name for one in fields(cast("Any", cls))}
+        return super().__call__(*args, **in_todays_words(options, known))
+
+
+@dataclass
+class TrainingArguments(  # the last base comes first: `output_dir` is the first argument
+    HubArguments,
+    DataArguments,
+    ComputingArguments,
+    EvaluationArguments,
+    Derived,
+    metaclass=_Named,
+):
+    """What a run is told.
+
+    Every field carries its help as metadata (``dataclasses.fields(...)[i].metadata["help"]``).
+    A number of steps below 1 is a ratio of all steps of the run.
+
+    ``load_best_model_at_end`` ends with the best model that a checkpoint holds, as in
+    Transformers: with ``save_steps`` a multiple of ``eval_steps``, the best that was evaluated
+    may be none of them, which is told. ``save_strategy="best"`` saves each.
+
+    Names that Transformers once had are taken with a ``FutureWarning`` that says today's. What
+    is not supported is accepted with the value that asks for nothing (``push_to_hub=False``) and
+    refused with any other.
+
+    Raises:
+        ConfigError: a name is unknown, a value is not accepted, or two contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        self._settle()
+        check_types(self)
+        self._work_out()
+        check(self)
+
+    def _settle(self) -> None:
+        """Bring spellings that mean the same to one: enums, paths, JSON, single names."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Enum):
+                setattr(self, one.name, value.value)
+            elif isinstance(value, os.PathLike):
+                setattr(self, one.name, os.fspath(value))
+        for name in _PATHS:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                setattr(self, name, os.path.expanduser(value))  # noqa: PTH111 - it may be a URL
+        for name in _DICTS:
+            setattr(self, name, _unfolded(name, getattr(self, name)))
+        self.fsdp = self.fsdp or None
+        self.debug = _several(self.debug, " ")
+        self.report_to = [one for one in _several(self.report_to, ",") if one != "none"]
+
+    def _work_out(self) -> None:
+        """Fill in what follows from other arguments."""
+        if isinstance(self.include_num_input_tokens_seen, bool):
+            self.include_num_input_tokens_seen = (
+                "all" if self.include_num_input_tokens_seen else "no"
+            )
+        if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
+            self.torch_compile = True
+        if self.eval_strategy != "no":
+            self.do_eval = True
+        if self.deepspeed and self.parallelism == "ddp":
+            self.parallelism = "deepspeed"
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = "loss"
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+
+    @classmethod
+    def from_file(cls, path: str | Path, **changes: Any) -> Self:
+        """Return the arguments that a TOML, YAML or JSON file says, but for ``changes``.
+
+        Raises:
+            ConfigError: the file cannot be read, or says what is not accepted; names the line.
+        """
+        made: Self = from_file(cls, path, changes)
+        return made
+
+    @classmethod
+    def from_command_line(cls, argv: Sequence[str] | None = None) -> Self:
+        """Return the arguments that a command line says: ``--config FILE --learning-rate 1e-4``.
+
+        The command line wins over the file. ``resilient.parse_arguments`` takes dataclasses of
+        yours too.
+
+        Args:
+            argv: the words after the script's name; None: those of this process.
+
+        Raises:
+            UsageError: an option is unknown, or lacks its value.
+            ConfigError: a value is not accepted.
+        """
+        made: Self = parse_arguments(cls, argv=argv)[0]
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as values that JSON can hold, without what is secret.
+
+        Checkpoints, loggers and events take a run's configuration from here, and credentials
+        must reach none of them.
+        """
+        hidden = {one.name for one in fields(self) if one.metadata.get("is_secret")}
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
+
+    def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
+        """Return the fields as plain values, as trackers take them; all else becomes text."""
+        plain = (bool, int, float, str)
+        return {
+            name: value if isinstance(value, plain) else str(value)
+            for name, value in self.to_dict().items()
+        }
+
+    def to_json_string(self) -> str:
+        """Return the fields as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
+    """Return the names of the classes whose modules FSDP gathers one by one."""
+    names = args.fsdp_transformer_layer_cls_to_wrap.split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _unfolded(name: str, value: Any) -> Any:
+    """Return the dict that a JSON text spells; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"`{name}` is no JSON: {error}") from error
+
+
+def _several(value: Any, between: str) -> Any:
+    """Return a list of names, whether it was one text, several in one, a list or None."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [one.strip() for one in value.replace(",", between).split(between) if one.strip()]
+    return list(value) if isinstance(value, tuple) else value

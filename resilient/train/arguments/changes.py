@@ -1,0 +1,194 @@
+"""What a resume does with an argument that differs from the checkpoint's.
+
+Each argument is *free* (it changes nothing that is trained), *told* (it changes the run, or is
+kept from doing so, and the run goes on) or *refused* (the run would not be the one that was
+saved). All differences are told before anything is loaded. ``resume_changes`` names what may
+differ though it is refused here; what is *fixed* cannot be allowed, because the state that was
+saved does not fit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FREE, TOLD, REFUSED, FIXED = "free", "told", "refused", "fixed"
+ALL = "all"
+
+
+class Rule(NamedTuple):
+    """What a resume does with a difference, and why."""
+
+    kind: str
+    reason: str
+
+
+class Change(NamedTuple):
+    """One argument that differs: what the checkpoint says, and what this life says."""
+
+    old: Any
+    new: Any
+    rule: Rule
+
+    def shown(self, name: str) -> str:
+        """Return one line: both values and what follows."""
+        return f"{name} {self.old!r} -> {self.new!r}: {self.rule.reason}"
+
+
+def _each(kind: str, reason: str, *names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names, Rule(kind, reason))
+
+
+# Argument -> what a resume does with another value. Every argument has a line.
+RULES: dict[str, Rule] = {
+    **_each(
+        *(FREE, "it says where things are written"),
+        *("output_dir", "repo", "near_repo", "logging_dir"),
+    ),
+    **_each(
+        *(FREE, "it is for scripts"),
+        *("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "resume_changes"),
+    ),
+    **_each(
+        *(FREE, "it says when and how checkpoints are made, not what is in them"),
+        *("save_strategy", "save_steps", "save_total_limit", "save_retention", "save_parity"),
+        *("save_on_each_node", "save_unchanged", "save_overlap", "save_within_seconds"),
+        *("on_save_failure", "repair_on_restore", "durable_every", "near_total_limit"),
+        "durable_every_seconds",
+        *("enable_jit_checkpoint", "grace_seconds", "storage_options", "save_only_model"),
+        "restore_callback_states_from_checkpoint",
+    ),
+    **_each(
+        *(FREE, "it says what is shown, and to whom"),
+        *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
+        *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),
+        *("run_name", "project", "trackio_space_id", "trackio_bucket_id"),
+        *("trackio_static_space_id", "debug", "skip_memory_metrics"),
+        "include_num_input_tokens_seen",
+    ),
+    **_each(
+        *(FREE, "it is about the Hub"),
+        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"),
+        *("hub_always_push", "hub_revision"),
+    ),
+    **_each(
+        *(FREE, "it says how samples are fetched, not which"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
+        *("dataloader_persistent_workers", "dataloader_multiprocessing_context"),
+        "dataloader_in_order",
+    ),
+    **_each(
+        *(FREE, "it says how a model is evaluated, not how it is trained"),
+        *("per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches"),
+        *("eval_use_gather_object", "prediction_loss_only", "include_for_metrics"),
+        *("batch_eval_metrics", "fp16_full_eval", "bf16_full_eval", "label_names"),
+    ),
+    **_each(
+        *(FREE, "it is about memory and patience"),
+        *("torch_empty_cache_steps", "ddp_timeout"),
+    ),
+    **_each(
+        *(TOLD, "evaluations fall on other steps from here on"),
+        *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
+    ),
+    **_each(
+        *(TOLD, "another model may be the best from here on"),
+        *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    ),
+    **_each(
+        *(TOLD, "the run ends elsewhere; a schedule over its length goes on over the new one"),
+        *("num_train_epochs", "max_steps"),
+    ),
+    **_each(
+        *(TOLD, "samples are counted, none is lost or repeated; the bits differ from here on"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last"),
+        "auto_find_batch_size",
+    ),
+    **_each(
+        *(TOLD, "the checkpoint's goes on: it is part of the optimizer's state"),
+        *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    ),
+    **_each(
+        *(TOLD, "the rate follows the new schedule from here on"),
+        *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    ),
+    **_each(
+        *(TOLD, "the loss and its gradients differ from here on"),
+        *("max_grad_norm", "average_tokens_across_devices", "label_smoothing_factor"),
+        *("neftune_noise_alpha", "remove_unused_columns"),
+    ),
+    **_each(
+        *(TOLD, "numbers are computed in another way; the bits differ from here on"),
+        *("fp16", "bf16", "tf32", "activation_checkpointing", "activation_checkpointing_kwargs"),
+        *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
+        *("liger_kernel_config", "use_cache", "use_cpu", "full_determinism"),
+    ),
+    **_each(
+        *(TOLD, "the state is cut anew; sums are made in another order from here on"),
+        *("parallelism", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
+        *("ddp_broadcast_buffers", "ddp_static_graph", "fsdp", "fsdp_config", "deepspeed"),
+        *("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params"),
+        *("fsdp_reshard_after_forward", "accelerator_config", "parallelism_config"),
+    ),
+    **_each(
+        *(REFUSED, "the run goes on with the checkpoint's random numbers and order of samples"),
+        *("seed", "data_seed"),
+    ),
+    **_each(
+        *(REFUSED, "samples of this epoch would be left out and others repeated"),
+        *("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
+    ),
+    **_each(
+        *(FIXED, "the saved optimizer state is another optimizer's"),
+        *("optim", "optim_args", "optim_target_modules"),
+    ),
+}
+# Optimizers whose states are the same, so that one goes on from the other's.
+_SAME_STATE = ({"adamw_torch", "adamw_torch_fused"},)
+_SAME = Rule(TOLD, "both have the same state, and the checkpoint's goes on")
+_YOURS = Rule(TOLD, "it is an argument of yours")
+
+
+def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
+    """Return what both configurations have and is not equal, with what a resume does with it."""
+    return {
+        name: Change(old[name], value, _rule(name, old[name], value))
+        for name, value in new.items()
+        if name in old and old[name] != value
+    }
+
+
+def _rule(name: str, old: Any, new: Any) -> Rule:
+    if name == "optim" and any({old, new} <= same for same in _SAME_STATE):
+        return _SAME
+    return RULES.get(name, _YOURS)
+
+
+def require_resumable(changes: Mapping[str, Change], allowed: Iterable[str] | str | None) -> None:
+    """Refuse what cannot change at a resume, unless it is allowed by name.
+
+    Args:
+        changes: the differences.
+        allowed: ``resume_changes``: names, or ``all``.
+
+    Raises:
+        ConfigError: names each difference, why it is refused, and how to allow it.
+    """
+    names = {allowed} if isinstance(allowed, str) else set(allowed or ())
+    fixed = [name for name, one in changes.items() if one.rule.kind == FIXED]
+    refused = [
+        name
+        for name, one in changes.items()
+        if one.rule.kind == REFUSED and name not in names and ALL not in names
+    ]
+    if not fixed and not refused:
+        return
+    lines = "; ".join(changes[name].shown(name) for name in [*fixed, *refused])
+    hint = f"give the checkpoint's value, or TrainingArguments(resume_changes={refused})"
+    if fixed:
+        hint = "give the checkpoint's value, or train its model in a repository of its own"
+    raise ConfigError(f"cannot resume with other arguments: {lines}", hint=hint)

@@ -1,0 +1,1 @@
+"""The fields of TrainingArguments, one base dataclass per group."""

@@ -1,0 +1,40 @@
+"""How several ranks train one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from resilient.train.arguments.fields.option import option
+
+
+@dataclass
+class DistributedArguments:
+    """DDP, FSDP, DeepSpeed and meshes."""
+
+    parallelism: str = option(
+        "ddp", "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO)"
+    )
+    ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
+    ddp_timeout: float = option(1800, "seconds that a collective may take")
+    ddp_find_unused_parameters: bool | None = option(None, "see torch's DDP; None: False")
+    ddp_bucket_cap_mb: float | None = option(None, "size of DDP's buckets in MB; None: torch's")
+    ddp_broadcast_buffers: bool | None = option(None, "see torch's DDP; None: as we align them")
+    ddp_static_graph: bool | None = option(None, "see torch's DDP; None: False")
+
+    fsdp: bool | str | list[str] | None = option(
+        None, "True, or full_shard, shard_grad_op, hybrid_shard with auto_wrap, offload"
+    )
+    fsdp_config: dict[str, Any] | str | None = option(None, "more for FSDP: a dict or a JSON file")
+    fsdp_transformer_layer_cls_to_wrap: str = option("", "classes to gather one by one: A,B")
+    fsdp_min_num_params: int = option(0, "parameters of a module to gather it by itself; 0: off")
+    fsdp_reshard_after_forward: bool = option(
+        default=True, help="free gathered parameters between forward and backward"
+    )
+    deepspeed: dict[str, Any] | str | None = option(
+        None, "DeepSpeed's config, a dict or a JSON file; None with parallelism deepspeed: ZeRO 2"
+    )
+    accelerator_config: dict[str, Any] | str | None = option(
+        None, "more for accelerate: a dict or a JSON file"
+    )
+    parallelism_config: Any = option(None, "accelerate's ParallelismConfig")

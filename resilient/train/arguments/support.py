@@ -1,0 +1,135 @@
+"""Which arguments work: the one table that says what is refused, and until when.
+
+Every argument of the field is a field of ``TrainingArguments``. One whose feature is missing is
+accepted with the values that ask for nothing, and refused with any other: nothing is ever taken
+and ignored.
+
+How to switch an argument on when its feature is there:
+
+* the argument as a whole: delete its line in :data:`NOT_YET`;
+* one name among several (an optimizer, a schedule, a tracker): delete its line in
+  :data:`NAMES_NOT_YET`;
+* where the default should become the field's (``average_tokens_across_devices``,
+  ``logging_nan_inf_filter``): change the default in ``fields/`` too;
+* say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
+  flip the rows of ``docs/parity.md``.
+
+What depends on another argument needs no line of its own: ``torch_compile_mode`` is refused with
+``torch_compile``, ``hub_token`` does nothing without ``push_to_hub``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Argument -> the values that ask for nothing; any other is refused until the feature is there.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "activation_checkpointing": (None, False),
+    "auto_find_batch_size": (False,),
+    "average_tokens_across_devices": (False,),
+    "batch_eval_metrics": (False,),
+    "bf16_full_eval": (False,),
+    "ddp_broadcast_buffers": (None,),
+    "ddp_static_graph": (None, False),
+    "eval_accumulation_steps": (None,),
+    "eval_delay": (0,),
+    "eval_do_concat_batches": (True,),
+    "eval_on_start": (False,),
+    "eval_use_gather_object": (False,),
+    "fp16_full_eval": (False,),
+    "fsdp": (None,),
+    "full_determinism": (False,),
+    "ignore_data_skip": (False,),
+    "include_for_metrics": ([],),
+    "include_num_input_tokens_seen": ("no",),
+    "label_names": (None, []),
+    "label_smoothing_factor": (0,),
+    "logging_nan_inf_filter": (False,),
+    "log_level": ("passive",),
+    "log_level_replica": ("warning",),
+    "neftune_noise_alpha": (None, 0),
+    "parallelism_config": (None, {}),
+    "prediction_loss_only": (False,),
+    "push_to_hub": (False,),
+    "save_only_model": (False,),
+    "skip_memory_metrics": (True,),
+    "tf32": (None,),
+    "torch_compile": (False,),
+    "torch_empty_cache_steps": (None,),
+    "use_cache": (False,),
+    "use_liger_kernel": (False,),
+    "dataloader_multiprocessing_context": (None,),
+    "accelerator_config": (None, {}),
+}
+
+# Argument -> names that the field knows and that are refused until they are there.
+NAMES_NOT_YET: dict[str, set[str]] = {
+    "debug": {
+        "underflow_overflow",
+    },
+    "train_sampling_strategy": {
+        "batch_rebalance",
+        "group_by_length",
+        "sequential",
+    },
+    "report_to": {
+        "all",
+        "azure_ml",
+        "clearml",
+        "codecarbon",
+        "comet_ml",
+        "dagshub",
+        "dvclive",
+        "flyte",
+        "kubeflow",
+        "mlflow",
+        "neptune",
+        "swanlab",
+        "tensorboard",
+        "trackio",
+        "wandb",
+    },
+}
+
+# Argument -> the only values there will be, and why.
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "dataloader_in_order": (
+        (True,),
+        "batches in another order on every run cannot be resumed bit for bit",
+    ),
+    "restore_callback_states_from_checkpoint": (
+        (True,),
+        "a callback that forgets would make the resumed run another one; give one without state",
+    ),
+    "save_on_each_node": (
+        (False,),
+        "all ranks write one checkpoint together; near_repo keeps a second copy near by",
+    ),
+}
+_LAYERWISE = (
+    *("lomo", "adalomo", "apollo_adamw_layerwise", "galore_adamw_layerwise"),
+    *("galore_adafactor_layerwise", "galore_adamw_8bit_layerwise"),
+)
+# Names that cannot come, and why.
+NEVER: dict[str, dict[str, str]] = {
+    "optim": {
+        **dict.fromkeys(
+            _LAYERWISE, "it steps inside backward, where nothing can be saved or clipped"
+        ),
+        "grokadamw": "it keeps its moments where no checkpoint finds them (grokadamw 0.1.2), so no "
+        "run with it could be resumed",
+        "adamw_anyprecision": "it needs torchdistx, which is not maintained any more",
+        "adamw_torch_npu_fused": "it needs torch_npu, which current torch does not support",
+        "adamw_torch_xla": "it needs torch_xla, which current torch does not support",
+    },
+    "debug": {"tpu_metrics_debug": "it needs torch_xla, which current torch does not support"},
+}
+
+# What to do instead, as long as an argument is refused.
+INSTEAD = {
+    "report_to": "trackers are callbacks: give them as `callbacks` of the Trainer",
+    "activation_checkpointing": "switch it on in the model",
+    "torch_compile": "compile parts of the model before the Trainer gets it",
+    "fsdp": 'write parallelism="fsdp"',
+    "push_to_hub": "push what `save_model` wrote with huggingface_hub",
+}

@@ -1,0 +1,13 @@
+"""Optimizers by the field's names.
+
+``groups``: what is decayed; ``options``: ``optim_args``; ``own``: torch's; ``packages``: those of
+maintained packages; ``low_rank``: GaLore and APOLLO; ``muon``: Muon with AdamW beside it;
+``create``: from arguments to an optimizer.
+"""
+
+from __future__ import annotations
+
+from resilient.train.optimizers.create import MAKERS, create_optimizer
+from resilient.train.optimizers.groups import decay_parameter_names, parameter_groups
+
+__all__ = ["MAKERS", "create_optimizer", "decay_parameter_names", "parameter_groups"]

@@ -1,0 +1,82 @@
+"""From arguments to an optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.optimizers.groups import parameter_groups
+from resilient.train.optimizers.low_rank import apollo, galore
+from resilient.train.optimizers.muon import muon
+from resilient.train.optimizers.options import parse_options
+from resilient.train.optimizers.own import adafactor, adagrad, adamw, rmsprop, sgd
+from resilient.train.optimizers.packages import (
+    bitsandbytes,
+    lion,
+    schedule_free,
+    stable_adamw,
+    torchao,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+    from resilient.train.arguments import TrainingArguments
+
+    Maker = Callable[
+        [TrainingArguments, list[dict[str, Any]], dict[str, Any], nn.Module],
+        torch.optim.Optimizer,
+    ]
+
+_BITSANDBYTES = (
+    *("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+    *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
+    *("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+    *("rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit"),
+)
+
+MAKERS: dict[str, Maker] = {
+    "adamw_torch": adamw,
+    "adamw_torch_fused": adamw,
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "rmsprop": rmsprop,
+    "adafactor": adafactor,
+    "muon": muon,
+    "lion": lion,
+    "stable_adamw": stable_adamw,
+    "galore_adamw": galore,
+    "galore_adamw_8bit": galore,
+    "galore_adafactor": galore,
+    "apollo_adamw": apollo,
+    **dict.fromkeys(_BITSANDBYTES, bitsandbytes),
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), torchao),
+    **dict.fromkeys(
+        ("schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"), schedule_free
+    ),
+}
+"""Name -> a function that makes it over groups of parameters."""
+
+
+def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that ``args.optim`` names over ``model``'s parameters.
+
+    Raises:
+        ConfigError: the model has nothing to train, an option is not the optimizer's, or the
+            package that it comes from is not installed.
+    """
+    groups = parameter_groups(model, args.weight_decay)
+    return MAKERS[args.optim](args, groups, parse_options(args.optim_args), model)
+
+
+def set_mode(optimizer: Any, *, training: bool) -> None:
+    """Switch an optimizer that trains other weights than it gives away (schedule-free).
+
+    Its weights are changed in place, so this is done at the same steps in every life of a run:
+    around evaluations and at the end, never for a save. Others have no modes and stay as they are.
+    """
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()

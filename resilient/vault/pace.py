@@ -1,0 +1,193 @@
+"""Persisting rests while training uses every core, unless somebody waits for the save.
+
+A step that several threads make ends when the slowest of them does, so whoever takes a core from
+one takes it from all: on two cores a save at full speed halves training's speed. Therefore the
+threads that persist take a small share of one core while no core is idle. The save stays bounded:
+it is done in half of the time between two saves, and in ``seconds_max``, whatever that costs; and
+whoever waits for it (the next save, a stop, the end) has it at full speed at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from resilient.vault.cores import Cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.vault.cores import Reading
+
+WORK_SHARE = 0.03
+"""Of one core, that persisting takes while no core is idle."""
+INTERVAL_SHARE = 0.5
+"""Of the time between two saves, that one of them may take."""
+FIRST_SECONDS = 10.0
+"""That the first save of a life may take: nobody knows yet when the next one comes."""
+SMALL_BYTES = 8 << 20
+"""A save that is no larger never rests: it is over before anybody notices."""
+IDLE_CORES_MIN = 0.7
+"""Persisting keeps one core busy; what is measured is never quite a whole one."""
+LOOK_SECONDS = 0.2
+"""The machine counts idle time in hundredths of a second, so a shorter look says little."""
+
+
+class Pace(Protocol):
+    """Told of each piece of work on a save, and returns when the next may begin."""
+
+    def did(self, size_bytes: int) -> None:
+        """Rest as long as it is due after so many bytes; from any thread."""
+
+
+class FullSpeed:
+    """The pace of a process that has nobody to disturb."""
+
+    def did(self, size_bytes: int) -> None:
+        """Return at once."""
+
+
+FULL_SPEED = FullSpeed()
+
+
+def bound_seconds(interval_seconds: float | None, seconds_max: float) -> float:
+    """Return how long a save may take to be durable because it rests.
+
+    Args:
+        interval_seconds: between the beginnings of the save before and this one; None for none.
+        seconds_max: what the user allows.
+    """
+    if interval_seconds is None:
+        return min(FIRST_SECONDS, seconds_max)
+    return min(interval_seconds * INTERVAL_SHARE, seconds_max)
+
+
+def rest_seconds(
+    worked_seconds: float, done_share: float, elapsed_seconds: float, within_seconds: float
+) -> float:
+    """Return how long to rest after a piece of work, so that the whole ends in time.
+
+    As long as keeps the work to its share of a core; no longer than this save is ahead of one
+    that makes even progress and ends at its bound.
+
+    Args:
+        worked_seconds: of a processor, that the piece took.
+        done_share: what is done of the save, 0 to 1.
+        elapsed_seconds: since it began.
+        within_seconds: its bound.
+    """
+    ahead_seconds = min(done_share, 1.0) * within_seconds - elapsed_seconds
+    return max(min(worked_seconds * (1 / WORK_SHARE - 1), ahead_seconds), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a pace asks of the machine, so that a test can own it.
+
+    Attributes:
+        cores: who uses them.
+        now: monotonic seconds.
+        worked: seconds of a processor that the calling thread used.
+    """
+
+    cores: Cores
+    now: Callable[[], float] = time.monotonic
+    worked: Callable[[], float] = time.thread_time
+
+
+class SavePace:
+    """The pace of one save, which all threads that work on it share.
+
+    Args:
+        machine: whose cores they are.
+        size_bytes: of the save.
+        within_seconds: its bound, from now on.
+        since: counters when nothing was persisted yet.
+    """
+
+    def __init__(
+        self, machine: Machine, size_bytes: int, within_seconds: float, since: Reading
+    ) -> None:
+        self._machine = machine
+        self._size_bytes = size_bytes
+        self._within_seconds = within_seconds
+        self._began_seconds = self._until_seconds = machine.now()
+        self._done_bytes = 0
+        self._since, self._ours_seconds = since, 0.0
+        self._is_idle = False
+        self._worked = threading.local()
+        self._lock = threading.Lock()
+        self._hurry = threading.Event()
+        if size_bytes <= SMALL_BYTES or within_seconds <= 0:
+            self._hurry.set()
+
+    def hurry(self) -> None:
+        """Somebody waits: no rest any more, and those who rest go on."""
+        self._hurry.set()
+
+    def did(self, size_bytes: int) -> None:
+        """Rest as long as it is due; several threads rest one after the other."""
+        if self._hurry.is_set():
+            return
+        total_seconds = self._machine.worked()
+        worked_seconds = total_seconds - getattr(self._worked, "seconds", total_seconds)
+        self._worked.seconds = total_seconds
+        with self._lock:
+            now_seconds = self._machine.now()
+            self._done_bytes += size_bytes
+            self._ours_seconds += worked_seconds
+            self._look(now_seconds)
+            elapsed_seconds = now_seconds - self._began_seconds
+            due_seconds = rest_seconds(
+                worked_seconds,
+                self._done_bytes / self._size_bytes,
+                elapsed_seconds,
+                self._within_seconds,
+            )
+            if self._is_idle or not due_seconds:
+                self._until_seconds = now_seconds
+                return
+            self._until_seconds = max(self._until_seconds, now_seconds) + due_seconds
+            left_seconds = self._until_seconds - now_seconds
+        self._hurry.wait(left_seconds)
+
+    def _look(self, now_seconds: float) -> None:
+        """See whether a core is idle, if the last look was long enough ago; the lock is held."""
+        if now_seconds - self._since.at_seconds < LOOK_SECONDS:
+            return
+        seen = self._machine.cores.read()
+        left = self._machine.cores.left(self._since, seen, self._ours_seconds)
+        self._is_idle = left >= IDLE_CORES_MIN
+        self._since, self._ours_seconds = seen, 0.0
+
+
+class Pacing:
+    """The paces of one life's saves: it remembers when the last one began.
+
+    Args:
+        machine: whose cores they are.
+    """
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine(Cores())
+        self._since = self._machine.cores.read()
+        self._last_seconds: float | None = None
+
+    def begin(self, size_bytes: int, began_seconds: float, seconds_max: float) -> SavePace:
+        """Return the pace of a save.
+
+        Args:
+            size_bytes: of the save.
+            began_seconds: monotonic time when training asked for it.
+            seconds_max: what the user allows a save to take because it rests; 0 for none.
+        """
+        last_seconds, self._last_seconds = self._last_seconds, began_seconds
+        interval = None if last_seconds is None else began_seconds - last_seconds
+        within_seconds = bound_seconds(interval, seconds_max)
+        return SavePace(self._machine, size_bytes, within_seconds, self._since)
+
+    def end(self) -> None:
+        """Nothing is persisted from here on: how training uses the cores now counts."""
+        self._since = self._machine.cores.read()

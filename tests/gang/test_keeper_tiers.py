@@ -1,0 +1,186 @@
+"""A keeper and a near tier: it saves there and promotes, whatever becomes of the trainer."""
+
+from __future__ import annotations
+
+import pytest
+from hosts import Folded
+
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import CheckpointRestored, Emitter
+from resilient.opening import open_checkpointer
+from resilient.state.capture import Part
+from resilient.storage.open import open_store
+from resilient.storage.shared import SharedFolder
+from resilient.testing.gang import run_gang
+from resilient.vault import facts
+from resilient.vault.catalog import committed
+from resilient.vault.guest import KeeperAddress
+from resilient.vault.keeper import Keeper
+from resilient.vault.promoter import Tiering
+from resilient.vault.room import Room
+from resilient.vault.verify import verify
+from resilient.world.sockets import BoardServer
+from resilient.world.world import World
+
+
+class Machine:
+    """A host: its keeper, and its near tier."""
+
+    def __init__(self, folder) -> None:
+        folder.mkdir()
+        self.near = str(folder / "near")
+        self.path = folder / "keeper"
+        self._shared = SharedFolder(folder)
+        self.keeper = Keeper(self.path, Room(self._shared), BoardServer(), SystemClock())
+
+    def close(self) -> None:
+        assert self.keeper.settle(20)
+        self.keeper.close()
+        self._shared.close()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    both = [Machine(tmp_path / name) for name in "ab"]
+    yield both
+    for one in both:
+        one.close()
+
+
+@pytest.fixture
+def url(tmp_path):
+    return str(tmp_path / "durable")
+
+
+def steps(url) -> list[int]:
+    return [one.step for one in committed(open_store(url))]
+
+
+class Trainer:
+    """One rank of a little run."""
+
+    def __init__(self, machine, url, *, scope="0", world=None, board=None, every=3) -> None:
+        self.told = []
+        emit = Emitter(SystemClock(), (lambda _, event: self.told.append(event),))
+        self.state = Folded(0, is_large=True)
+        self.parts = {"model": Part(self.state)}
+        self.checkpointer = open_checkpointer(
+            url,
+            world or World(),
+            board,
+            emit,
+            scope=scope,
+            keeper=KeeperAddress(str(machine.path)),
+            near_url=machine.near,
+            tiering=Tiering(durable_every=every),
+            within_seconds=20.0,
+        )
+        resumed = self.checkpointer.resume(self.parts)
+        self.began = resumed.step if resumed else 0
+
+    def train(self, until) -> None:
+        while self.state.steps < until:
+            self.state.step()
+            self.checkpointer.save(self.state.steps, self.parts, About())
+            self.checkpointer.wait()
+
+    def said(self, kind) -> list:
+        return [one for one in self.told if isinstance(one, kind)]
+
+    def die(self) -> None:
+        """End as if killed: the keeper hears that the connection is gone."""
+        self.checkpointer._persister._talk.close()
+        self.checkpointer._persister._fallback.close()
+        self.checkpointer._overlap.close()
+        self.checkpointer._desk.close()
+
+
+def unbroken(until) -> list[int]:
+    state = Folded(0, is_large=True)
+    for _ in range(until):
+        state.step()
+    return state.ending()
+
+
+def test_the_keeper_saves_near_and_promotes_what_is_due_and_the_last(machines, url):
+    trainer = Trainer(machines[0], url)
+    trainer.train(5)
+    trainer.checkpointer.close()
+    assert not trainer.said(facts.KeeperBypassed)
+    assert steps(url) == [5, 3, 1]
+    assert steps(machines[0].near) == [5, 4]
+    assert not verify(open_store(url), committed(open_store(url))[0], "full")
+
+
+def test_a_trainer_that_dies_when_it_has_handed_over_loses_nothing(machines, url):
+    trainer = Trainer(machines[0], url)
+    trainer.train(4)
+    trainer.state.step()
+    trainer.checkpointer.save(5, trainer.parts, About())
+    trainer.die()
+    again = Trainer(machines[0], url, scope="1")
+    assert again.began == 5
+    (restored,) = again.said(CheckpointRestored)
+    assert restored.step == 5
+    again.train(6)
+    again.checkpointer.close()
+    assert again.state.ending() == unbroken(6)
+    assert steps(url)[0] == 6
+    assert 5 in steps(url), "what a life begins from goes on"
+
+
+def test_without_its_keeper_the_trainer_saves_near_and_promotes_by_itself(machines, url):
+    trainer = Trainer(machines[0], url)
+    trainer.train(2)
+    trainer.checkpointer._persister._talk.close()
+    trainer.train(4)
+    assert trainer.said(facts.KeeperBypassed)
+    trainer.checkpointer.close()
+    assert steps(machines[0].near)[:2] == [4, 3]
+    assert steps(url)[0] == 4
+    assert 2 in steps(url), "what nobody was known to have promoted goes on"
+
+
+def test_a_keeper_lost_after_the_last_save_leaves_its_promotion_to_the_trainer(machines, url):
+    trainer = Trainer(machines[0], url)
+    trainer.train(2)
+    trainer.checkpointer._persister._talk.close()
+    trainer.checkpointer.close()
+    assert steps(url) == [2, 1]
+
+
+def test_a_damaged_near_copy_is_read_from_the_durable_tier_beside_a_keeper(machines, url):
+    trainer = Trainer(machines[0], url, every=1)
+    trainer.train(3)
+    trainer.checkpointer.close()
+    newest = committed(open_store(machines[0].near))[0]
+    near = open_store(machines[0].near)
+    data = near.get(newest.manifest_key)
+    near.put(newest.manifest_key, data[:-9])
+    again = Trainer(machines[0], url, scope="1")
+    assert again.began == 3
+    assert [one.key for one in again.said(facts.NearCopyDoubted)] == [newest.manifest_key]
+    again.checkpointer.close()
+
+
+def on_both(machines, url, scope, until):
+    def rank_main(world, board):
+        trainer = Trainer(machines[world.rank], url, scope=scope, world=world, board=board)
+        trainer.train(until)
+        trainer.checkpointer.close()
+        assert not trainer.said(facts.KeeperBypassed)
+        return trainer.began, trainer.state.ending()
+
+    return run_gang(2, rank_main)
+
+
+def test_keepers_of_two_hosts_promote_together_each_its_own_files(machines, url):
+    assert on_both(machines, url, "0", 5) == [(0, unbroken(5))] * 2
+    assert steps(url) == [5, 3, 1]
+    assert [steps(one.near) for one in machines] == [[5, 4], [5, 4]]
+    assert on_both(machines[::-1], url, "1", 7) == [(5, unbroken(7))] * 2
+    assert not verify(open_store(url), committed(open_store(url))[0], "full")
+    newest = committed(open_store(url))[0]
+    held = [{one.key for one in open_store(m.near).list(newest.folder)} for m in machines]
+    assert held[0] & held[1] == {newest.manifest_key}

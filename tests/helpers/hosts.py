@@ -1,0 +1,118 @@
+"""A little run on several hosts, each with a near tier of its own; ranks are threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lives import Folded
+from tiered import desk_over
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.errors import PeerFailed, ResilientError
+from resilient.state.capture import Part
+from resilient.testing.faults import Crash
+from resilient.testing.gang import run_gang
+from resilient.testing.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+
+STEPS = 4
+
+
+@dataclass
+class Run:
+    """What one life on all hosts did.
+
+    Attributes:
+        finals: how each rank's state ended; empty for a rank that did not get there.
+        started_at: the step that each rank went on from.
+        acknowledged: what a save returned for and waited, at the coordinator.
+        died: whether a crash ended it.
+        error: the first error that is not another rank's.
+        told: events, with the rank that told them.
+    """
+
+    finals: list[list[int]] = field(default_factory=list)
+    started_at: dict[int, int] = field(default_factory=dict)
+    acknowledged: list[CheckpointId] = field(default_factory=list)
+    died: bool = False
+    error: BaseException | None = None
+    told: list = field(default_factory=list)
+
+    def said(self, kind) -> list:
+        """Return the events of one kind, each rank's."""
+        return [event for event in self.told if isinstance(event, kind)]
+
+
+def host(name) -> MemoryStore:
+    """Return the disk of a host; like real ones they all have the same path."""
+    del name
+    return MemoryStore("test://near")
+
+
+def live(  # noqa: PLR0913 - what tests vary
+    nears, durable, until=STEPS, every=2, *, attempt="0", is_cut=False, tiering=None
+) -> Run:
+    """Resume, train to ``until`` saving every step, and end; one rank for each of ``nears``.
+
+    Args:
+        nears: of each rank the near repository of its host; ranks of one host have the same.
+        durable: the durable repository; a list has one view of it for each rank.
+        until: the last step.
+        every: how many saves to one promotion.
+        attempt: names the life.
+        is_cut: end as if all processes were killed once the last save is acknowledged.
+        tiering: in place of ``every``.
+    """
+    run = Run()
+
+    def rank_main(world, board):
+        view = durable[world.rank] if isinstance(durable, list) else durable
+        desk = desk_over(
+            nears[world.rank],
+            view,
+            every,
+            board=board,
+            world=world,
+            scope=attempt,
+            tiering=tiering,
+            told=lambda _, event: run.told.append(event),
+        )
+        try:
+            return _train(Checkpointer(desk), world, until, run, is_cut, board)
+        except (Crash, ResilientError) as error:
+            run.died = run.died or isinstance(error, Crash)
+            if run.error is None or isinstance(run.error, PeerFailed):
+                run.error = error
+            return []
+
+    run.finals = run_gang(len(nears), rank_main)
+    return run
+
+
+def _train(checkpointer, world, until, run, is_cut, board) -> list[int]:
+    state, own = Folded(0, is_large=True), Folded(world.rank)
+    parts = {"model": Part(state), "rng_state": Part(own, "rank")}
+    try:
+        resumed = checkpointer.resume(parts)
+        run.started_at[world.rank] = resumed.step if resumed else 0
+        while state.steps < until:
+            state.step()
+            own.step()
+            checkpoint = checkpointer.save(state.steps, parts, About())
+            checkpointer.wait()
+            if world.is_coordinator:
+                run.acknowledged.append(checkpoint)
+        if not is_cut:
+            checkpointer.wait(in_every_tier=True)
+    except (Crash, ResilientError):
+        # Before anything waits for a thread that waits for the others.
+        board.fail(PeerFailed("a rank died"))
+        raise
+    finally:
+        checkpointer._overlap.close()
+        checkpointer._persister.close()
+        checkpointer._desk.close()
+    return [*state.ending(), *own.ending()]

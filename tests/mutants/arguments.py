@@ -1,0 +1,95 @@
+"""Defects of what a run is told: refused, read, and compared at a resume."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_HOME = "resilient/train/arguments"
+_TESTS = "tests/unit/train/arguments"
+
+MUTANTS = [
+    Mutant(
+        "what is not there yet is taken and ignored",
+        f"{_HOME}/checks.py",
+        "        if value not in nothing:\n",
+        "        if value is nothing:\n",
+        f"{_TESTS}/test_argument_values.py",
+    ),
+    Mutant(
+        "a name that is not there yet is taken",
+        f"{_HOME}/checks.py",
+        "    if value in missing:\n",
+        "    if value is missing:\n",
+        f"{_TESTS}/test_argument_values.py",
+    ),
+    Mutant(
+        "an old name is dropped in silence",
+        f"{_HOME}/old_names.py",
+        "        for now, meant in written.items():\n"
+        "            taken[now] = _joined(name, now, meant, taken)\n",
+        "",
+        f"{_TESTS}/test_old_names.py",
+    ),
+    Mutant(
+        "the file wins over the command line",
+        f"{_HOME}/command_line.py",
+        "    values |= told\n",
+        "    values = {**told, **values}\n",
+        f"{_TESTS}/test_command_line.py",
+    ),
+    Mutant(
+        "the last of two equal keys wins",
+        f"{_HOME}/files.py",
+        "        if key in made:\n",
+        "        if key is made:\n",
+        f"{_TESTS}/test_argument_files.py",
+    ),
+    Mutant(
+        "a resume takes whatever differs",
+        f"{_HOME}/changes.py",
+        "    if not fixed and not refused:\n        return\n",
+        "    return\n",
+        f"{_TESTS}/test_changes.py",
+    ),
+    Mutant(
+        "whatever is allowed allows all",
+        f"{_HOME}/changes.py",
+        "name not in names and ALL not in names",
+        "not names",
+        f"{_TESTS}/test_changes.py",
+    ),
+    Mutant(
+        "differences are told after the refusal, and so never",
+        "resilient/train/saving.py",
+        "        if changes:\n            self.emit(ArgumentsChanged(changes))\n",
+        "",
+        f"{_TESTS}/test_changes.py",
+    ),
+    Mutant(
+        "the arguments are looked at after everything is loaded",
+        "resilient/state/load.py",
+        "    if examine is not None:\n"
+        "        examine(manifest.config)\n"
+        "    absent = absent_parts(manifest, parts, rank)\n"
+        "    load(manifest, files, parts, rank, landing)\n",
+        "    absent = absent_parts(manifest, parts, rank)\n"
+        "    load(manifest, files, parts, rank, landing)\n"
+        "    if examine is not None:\n"
+        "        examine(manifest.config)\n",
+        "tests/unit/test_checkpointer.py",
+    ),
+    Mutant(
+        "a row of the page of parity is lost",
+        "docs/parity.md",
+        "| A52 | `optim` |",
+        "| A99 | `optim` |",
+        "tests/unit/test_parity_page.py",
+    ),
+    Mutant(
+        "a row names a test that is gone",
+        "tests/unit/train/test_saving.py",
+        "def test_other_strategies(",
+        "def other_strategies(",
+        "tests/unit/test_parity_page.py",
+    ),
+]

@@ -1,0 +1,42 @@
+"""A trainer that is killed while its state is streamed: ``streaming_trainer.py KEEPER REPOSITORY``.
+
+It saves step 1 whole, and dies by SIGKILL in the middle of step 2, when two of its files are
+in the keeper's hands.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parent)]
+
+from test_keeper_streams import parts_of, state  # noqa: E402 - found through the path above
+
+from resilient.checkpointer import About  # noqa: E402
+from resilient.opening import open_checkpointer  # noqa: E402
+from resilient.vault import stream  # noqa: E402
+from resilient.vault.guest import KeeperAddress  # noqa: E402
+
+
+def main(keeper: str, repository: str) -> None:
+    checkpointer = open_checkpointer(repository, keeper=KeeperAddress(keeper))
+    checkpointer.resume({})
+    checkpointer.save(1, parts_of(state(1)), About())
+    checkpointer.wait()
+    copy, copied = stream._fill, []
+
+    def copy_and_die(file, slot):
+        if len(copied) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        copy(file, slot)
+        copied.append(file)
+
+    stream._fill = copy_and_die
+    checkpointer.save(2, parts_of(state(2)), About())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

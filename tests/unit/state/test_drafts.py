@@ -1,0 +1,83 @@
+"""Files are planned once for states that are alike, and the plan remembers no tensor."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from manifests import Values
+
+from resilient.state.arena import Arena
+from resilient.state.capture import Part, capture
+from resilient.state.drafts import Drafts
+from resilient.state.stage import stage
+from resilient.world.world import World
+
+
+def snapshot(step=1, **tensors):
+    return capture(step, {"model": Part(Values(**tensors))}, 0)
+
+
+def staged(snapshot, world, drafts=None):
+    arena = Arena()
+    arena.drafts = drafts or arena.drafts
+    made = stage(snapshot, world, arena)
+    return [(one.name, bytes(one.data), one.tensors) for one in made.files]
+
+
+def state(seed, *, width=300):
+    torch.manual_seed(seed)
+    return {
+        "weight": torch.randn(900, width),
+        "scalar": torch.tensor(float(seed)),
+        "empty": torch.empty(0, 3),
+        "turned": torch.randn(width, 7).t(),
+        "half": torch.randn(5).bfloat16(),
+    }
+
+
+@pytest.mark.parametrize("world", [World(), World(0, 2), World(1, 2)], ids=str)
+def test_a_plan_gives_the_bytes_of_the_state_at_hand(world):
+    drafts = Drafts()
+    for seed in range(3):
+        now = snapshot(seed, **state(seed))
+        assert staged(now, world, drafts) == staged(now, world)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": torch.zeros(900, 301)},
+        {"half": torch.zeros(5)},
+        {"half": torch.zeros(5, dtype=torch.float16)},
+        {"new": torch.zeros(3)},
+    ],
+    ids=["shape", "type", "another type of that size", "name"],
+)
+def test_a_state_that_is_not_alike_is_planned_anew(change):
+    drafts = Drafts()
+    staged(snapshot(**state(1)), World(), drafts)
+    now = snapshot(**{**state(2), **change})
+    assert staged(now, World(), drafts) == staged(now, World())
+
+
+def test_two_parts_of_the_same_shapes_are_two():
+    drafts = Drafts()
+    parts = {name: Part(Values(**state(number))) for number, name in enumerate(("one", "other"))}
+    now = capture(1, parts, 0)
+    assert staged(now, World(), drafts) == staged(now, World()) == staged(now, World(), drafts)
+
+
+def test_a_plan_is_made_once_and_holds_no_tensor():
+    drafts = Drafts()
+    weight = torch.ones(64, 64)
+    first = drafts.of(snapshot(weight=weight), World())
+    held = weakref.ref(weight.untyped_storage())
+    again = drafts.of(snapshot(weight=torch.zeros(64, 64)), World())
+    assert again[0].layout is first[0].layout
+    assert again[0].entries is first[0].entries
+    del weight, first
+    gc.collect()
+    assert held() is None

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from resilient.errors import ConfigError
+from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.old_names import MEANT
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ({"evaluation_strategy": "steps"}, {"eval_strategy": "steps"}),
+        ({"no_cuda": True}, {"use_cpu": True}),
+        ({"per_gpu_train_batch_size": 4}, {"per_device_train_batch_size": 4}),
+        ({"per_gpu_eval_batch_size": 4}, {"per_device_eval_batch_size": 4}),
+        ({"warmup_ratio": 0.1}, {"warmup_steps": 0.1}),
+        ({"push_to_hub_model_id": "a"}, {"hub_model_id": "a"}),
+        ({"xpu_backend": "gloo"}, {"ddp_backend": "gloo"}),
+    ],
+)
+def test_an_old_name_means_the_new_one_and_warns(old, now):
+    ((name, _),) = old.items()
+    ((today, value),) = now.items()
+    with pytest.warns(FutureWarning, match=f"`{name}` is deprecated: write {today}={value!r}"):
+        assert TrainingArguments(**old) == TrainingArguments(**now)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"save_safetensors": True},
+        {"overwrite_output_dir": False},
+        {"fp16_backend": "auto"},
+        {"fp16_opt_level": "O1"},
+        {"half_precision_backend": "cuda_amp"},
+        {"local_rank": 3},
+        {"parallel_mode": "distributed"},
+        {"gradient_checkpointing": False},
+        {"adafactor": False},
+        {"group_by_length": False},
+        {"include_inputs_for_metrics": False},
+    ],
+)
+def test_an_old_name_that_asks_for_nothing_changes_nothing_and_warns(old):
+    with pytest.warns(FutureWarning, match="is deprecated"):
+        args = TrainingArguments(**old)
+    plain = TrainingArguments()
+    if "gradient_checkpointing" in old:
+        plain = TrainingArguments(activation_checkpointing=False)
+    assert args == plain
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ({"save_safetensors": False}, "no equal today: checkpoints are safetensors"),
+        ({"overwrite_output_dir": True}, "starts afresh"),
+        ({"fp16_backend": "apex"}, "apex is gone"),
+        ({"deepspeed_zero_stage": 4}, "no equal today"),
+    ],
+)
+def test_an_old_value_without_an_equal_is_refused_with_what_to_do(old, said):
+    with pytest.raises(ConfigError, match=said):
+        TrainingArguments(**old)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "written"),
+    [
+        ("adafactor", True, {"optim": "adafactor"}),
+        ("group_by_length", True, {"train_sampling_strategy": "group_by_length"}),
+        ("include_inputs_for_metrics", True, {"include_for_metrics": ["inputs"]}),
+        ("learning_rate_end", 1e-7, {"lr_scheduler_kwargs": {"lr_end": 1e-7}}),
+        ("power", 2.0, {"lr_scheduler_kwargs": {"power": 2.0}}),
+        ("deepspeed_zero_stage", 2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    ],
+)
+def test_an_old_argument_is_written_in_todays_words(name, value, written):
+    assert MEANT[name].written(value) == written
+
+
+def test_an_old_and_a_new_name_that_contradict_are_refused():
+    with pytest.raises(ConfigError, match="old name of `eval_strategy`, and both are set"):
+        both({"evaluation_strategy": "steps", "eval_strategy": "epoch"})
+    assert both({"evaluation_strategy": "steps", "eval_strategy": "steps"}).eval_strategy == "steps"
+    assert both({"warmup_ratio": 0.1, "warmup_steps": 30}).warmup_steps == 30
+    assert both({"warmup_ratio": 0.1, "warmup_steps": 0}).warmup_steps == 0.1
+
+
+def both(options):
+    with pytest.warns(FutureWarning, match="is deprecated"):
+        return TrainingArguments(**options)
+
+
+def test_the_warning_points_at_the_users_line():
+    with pytest.warns(FutureWarning, match="is deprecated") as told:
+        TrainingArguments(no_cuda=True)
+    assert told[0].filename == __file__
+
+
+def test_old_names_can_be_read_where_the_field_reads_them():
+    args = TrainingArguments(activation_checkpointing=False)
+    assert args.gradient_checkpointing is False
+    assert args.gradient_checkpointing_kwargs is None

@@ -1,0 +1,89 @@
+"""A thread that persists: whoever waits for it has it at full speed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from manifests import Values
+from one_rank import open_one
+
+from resilient.checkpointer import About
+from resilient.state.capture import Part
+from resilient.testing.memory import MemoryStore
+from resilient.vault.cores import Reading
+from resilient.vault.pace import Machine, Pacing
+
+BYTES = 24 << 20
+
+
+class Used:
+    """Cores that training uses, all of them."""
+
+    def read(self):
+        return Reading(time.monotonic(), 0.0, 0.0)
+
+    def left(self, before, after, ours_seconds):
+        return 0.0
+
+
+class Worked:
+    """A thread whose every piece of work seems to take seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 10.0
+        return self.seconds
+
+
+def open_resting(store, **limits):
+    checkpointer = open_one(store, pace_seconds_max=40.0, **limits)
+    pacing = Pacing(Machine(Used(), worked=Worked()))
+    # The save before this one was long ago.
+    pacing.begin(BYTES, time.monotonic() - 3600.0, 40.0)
+    checkpointer._persister._pacing = pacing
+    checkpointer.resume({})
+    return checkpointer
+
+
+def wait_until(condition):
+    until = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_a_save_rests_until_somebody_waits_for_it():
+    store = MemoryStore()
+    checkpointer = open_resting(store)
+    began = time.monotonic()
+    parts = {"model": Part(Values(weight=torch.ones(BYTES // 4)))}
+    checkpointer.save(1, parts, About())
+    wait_until(lambda: checkpointer._persister._pace._done_bytes >= 2 * (4 << 20))
+    assert checkpointer.committed() == []
+    checkpointer.wait()
+    assert len(checkpointer.committed()) == 1
+    assert time.monotonic() - began < 20.0
+    checkpointer.close()
+
+
+def test_the_next_save_does_not_wait_for_the_rests_of_this_one():
+    store = MemoryStore()
+    checkpointer = open_resting(store)
+    began = time.monotonic()
+    for step in (1, 2):
+        parts = {"model": Part(Values(weight=torch.full((BYTES // 4,), float(step))))}
+        checkpointer.save(step, parts, About())
+    assert len(checkpointer.committed()) == 1
+    checkpointer.close()
+    assert len(checkpointer.committed()) == 2
+    assert time.monotonic() - began < 20.0
+
+
+def test_no_rank_rests_until_its_peers_give_it_up():
+    checkpointer = open_resting(MemoryStore(), within_seconds=8.0)
+    checkpointer.save(1, {"model": Part(Values(weight=torch.ones(BYTES // 4)))}, About())
+    assert checkpointer._persister._pace._within_seconds == 2.0
+    checkpointer.close()

@@ -1,0 +1,103 @@
+"""What a rank may take of its host's keeper, and what is more than there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient.errors import ConfigError, StoreFull
+from resilient.storage.shared import SharedFolder
+from resilient.vault import leased
+from resilient.vault.leased import Leased, Share
+from resilient.vault.room import Room
+
+PAGE = 4096
+
+
+@pytest.fixture
+def room(tmp_path):
+    """Open rooms, and give their memory back."""
+    opened = []
+
+    def one(share):
+        opened.append(SharedFolder(tmp_path))
+        return Room(opened[-1], share)
+
+    yield one
+    for folder in opened:
+        folder.close()
+
+
+@pytest.mark.parametrize(("is_auto", "error"), [(False, ConfigError), (True, StoreFull)])
+def test_memory_is_given_up_to_the_bound_and_again_when_it_came_back(room, is_auto, error):
+    given = room(Share(3 * PAGE, is_auto=is_auto))
+    first = given.take(PAGE)
+    given.take(2 * PAGE)
+    with pytest.raises(error, match=f"{4 * PAGE} bytes .* {3 * PAGE}"):
+        given.take(PAGE)
+    given.give_back(first)
+    assert given.take(PAGE).size_bytes == PAGE
+
+
+def test_ranks_share_a_bound_evenly():
+    share = Share(8 * PAGE, ranks=2)
+    assert share.has_room(4 * PAGE)
+    assert not share.has_room(4 * PAGE + 1)
+    assert Share().has_room(1 << 60)
+
+
+def test_what_the_machine_gives_is_no_wish_while_the_trainer_has_memory(monkeypatch):
+    share = Share(PAGE, is_auto=True)
+    monkeypatch.setattr(leased, "memory_left_bytes", lambda: 1 << 30)
+    assert share.has_room(1 << 20)
+    assert not Share(PAGE).has_room(1 << 20)
+    monkeypatch.setattr(leased, "memory_left_bytes", lambda: 1 << 20)
+    assert not share.has_room(1 << 20)
+    monkeypatch.setattr(leased, "memory_left_bytes", lambda: None)
+    assert not share.has_room(1 << 20)
+
+
+class Reserving:
+    """Answers as a keeper does, with files of a room."""
+
+    def __init__(self, given):
+        self.given, self.held, self.asked = given, {}, []
+
+    def __call__(self, verb, **message):
+        self.asked.append(verb)
+        if verb == "release":
+            for name in message["names"]:
+                self.given.give_back(self.held.pop(name))
+            return {}
+        name = message["name"]
+        if name in self.held:
+            self.given.give_back(self.held.pop(name))
+        self.held[name] = self.given.take(message["size_bytes"])
+        return {"path": str(self.held[name].path), "size_bytes": self.held[name].size_bytes}
+
+
+def test_a_file_that_grows_gets_more_than_it_needs_unless_the_bound_forbids_it(room):
+    ask = Reserving(room(Share(5 * PAGE)))
+    mine = Leased(ask)
+    mine.share = Share(5 * PAGE)
+    mine.get("a", 2 * PAGE)
+    mine.get("a", 3 * PAGE)
+    assert ask.held["a"].size_bytes == 5 * PAGE
+    ask.given.give_back(ask.held.pop("a"))
+    other = Leased(ask)
+    other.get("b", 3 * PAGE)
+    other.get("b", 4 * PAGE)
+    assert ask.held["b"].size_bytes == 4 * PAGE
+
+
+def test_memory_of_files_that_are_no_more_goes_back_before_the_next_save(room):
+    ask = Reserving(room(Share(4 * PAGE)))
+    mine = Leased(ask)
+    mine.share = Share(4 * PAGE)
+    mine.get("old", 3 * PAGE)
+    assert mine.has_room({"new": 3 * PAGE})
+    mine.get("new", 3 * PAGE)
+    assert list(ask.held) == ["new"]
+    assert mine.has_room({"new": 3 * PAGE})
+    assert not mine.has_room({"new": 5 * PAGE})
+    assert not ask.held
+    assert ask.asked.count("release") == 2
