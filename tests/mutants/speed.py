@@ -91,10 +91,17 @@ MUTANTS = [
         BULK,
     ),
     Mutant(
-        "a range of a keeper's memory is believed",
+        "nobody is told of a range of a keeper's memory",
         "resilient/vault/recall.py",
-        "                if digest_pieces(pieces) != expected:\n",
-        "                if False:\n",
+        "                arrived(at, at + sum(map(len, pieces)))\n",
+        "",
+        RECALL,
+    ),
+    Mutant(
+        "a range of a keeper's memory that does not fit ends the resume",
+        "resilient/vault/recall.py",
+        "    except (IntegrityError, OSError):\n        return False\n    return True\n",
+        "    except OSError:\n        return False\n    return True\n",
         RECALL,
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilient.errors import IntegrityError
 from resilient.format.digest import CHUNK_BYTES, digest_file
 from resilient.storage.buffers import Room
 from resilient.testing.memory import MemoryStore
@@ -28,8 +29,15 @@ def held(tmp_path):
     return Held(str(path), digest_file(CONTENT))
 
 
-def ignore(begin, stop):
-    pass
+def proving(memory, start):
+    """Return what the reader holds each chunk against, as it arrives."""
+
+    def prove(begin, stop):
+        assert not (start + begin) % CHUNK_BYTES
+        if memory[begin:stop] != CONTENT[start + begin : start + stop]:
+            raise IntegrityError("not what was stored")
+
+    return prove
 
 
 def ranges():
@@ -43,7 +51,9 @@ def test_whole_memory_is_read_without_asking_the_store(held):
     store = RecallingStore(Silent(), {KEY: held}, pytest.fail)
     for start, stop in [*ranges(), (0, len(CONTENT))]:
         memory = bytearray(stop - start)
-        assert store.fill(KEY, start, Room([memoryview(memory)]), ignore) == len(memory)
+        assert store.fill(KEY, start, Room([memoryview(memory)]), proving(memory, start)) == len(
+            memory
+        )
         assert memory == CONTENT[start:stop]
     assert store.recalled_bytes == 2 * len(CONTENT)
 
@@ -58,7 +68,9 @@ def test_memory_that_changed_is_doubted_once_and_the_store_is_read(held, tmp_pat
     store = RecallingStore(inner, {KEY: held}, doubted.append)
     for start, stop in ranges() * 2:
         memory = bytearray(stop - start)
-        assert store.fill(KEY, start, Room([memoryview(memory)]), ignore) == len(memory)
+        assert store.fill(KEY, start, Room([memoryview(memory)]), proving(memory, start)) == len(
+            memory
+        )
         assert memory == CONTENT[start:stop]
     assert doubted == [KEY]
 
@@ -69,10 +81,10 @@ def test_memory_that_is_gone_or_short_is_no_loss(held, tmp_path):
     (tmp_path / "segment").write_bytes(CONTENT[:-1])
     memory = bytearray(len(CONTENT))
     store = RecallingStore(inner, {KEY: held}, doubted.append)
-    assert store.fill(KEY, 0, Room([memoryview(memory)]), ignore) == len(CONTENT)
+    assert store.fill(KEY, 0, Room([memoryview(memory)]), proving(memory, 0)) == len(CONTENT)
     (tmp_path / "segment").unlink()
     store = RecallingStore(inner, {KEY: held}, doubted.append)
-    assert store.fill(KEY, 0, Room([memoryview(memory)]), ignore) == len(CONTENT)
+    assert store.fill(KEY, 0, Room([memoryview(memory)]), proving(memory, 0)) == len(CONTENT)
     assert memory == CONTENT
     assert doubted == [KEY, KEY]
 
@@ -82,6 +94,6 @@ def test_what_is_no_whole_chunk_cannot_be_proved_and_comes_from_the_store(held):
     inner.put(KEY, CONTENT)
     memory = bytearray(10)
     store = RecallingStore(inner, {KEY: held}, pytest.fail)
-    assert store.fill(KEY, 5, Room([memoryview(memory)]), ignore) == 10
+    assert store.fill(KEY, 5, Room([memoryview(memory)]), lambda *_: None) == 10
     assert memory == CONTENT[5:15]
     assert store.recalled_bytes == 0
