@@ -19,9 +19,9 @@ from resilient.format.manifest import Manifest, PartEntry
 from resilient.format.names import CheckpointId
 from resilient.format.shard import HostFile
 from resilient.storage.open import open_store
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.generations import claim
-from resilient.vault.write import write
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.registry.generations import claim
+from resilient.vault.saving.write import write
 
 ROUNDS = 7
 CHECKPOINTS = 10

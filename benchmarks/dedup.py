@@ -29,8 +29,8 @@ from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

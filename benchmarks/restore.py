@@ -26,7 +26,7 @@ from resilient.checkpointer import About
 
 if TYPE_CHECKING:
     from benchmarks.peers.rounds import Contender
-    from resilient.vault.guest import KeeperAddress
+    from resilient.vault.keeper.guest import KeeperAddress
 
 ROUNDS = 5
 PEERS = ("torch_save", "dcp", "safetensors")

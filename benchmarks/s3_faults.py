@@ -33,8 +33,8 @@ from resilient.events import CheckpointCommitted, Emitter, Event
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
 from tests.services.faultproxy import Fault, FaultProxy
 

@@ -23,7 +23,7 @@ from resilient.events import Emitter
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.guest import KeeperAddress
+from resilient.vault.keeper.guest import KeeperAddress
 
 if TYPE_CHECKING:
     from benchmarks.peers.training import Training
@@ -68,7 +68,7 @@ def open_with_keeper(folder: Path) -> Checkpointer:
 def start_keeper() -> KeeperAddress:
     """Start a keeper that ends with this process."""
     socket = str(Path(tempfile.mkdtemp(prefix="resilient-bench-")) / "keeper")
-    command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", socket]
+    command = [sys.executable, "-m", "resilient.vault.keeper.keeper", "--socket", socket]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None

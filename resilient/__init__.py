@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "About": "resilient.checkpointer",
-    "BestOf": "resilient.vault.retention",
+    "BestOf": "resilient.vault.registry.retention",
     "Checkpointer": "resilient.loop",
     "Fsdp1Model": "resilient.state.fsdp1",
     "Fsdp1Optimizer": "resilient.state.fsdp1",
@@ -20,7 +20,7 @@ _HOMES = {
     "Part": "resilient.state.capture",
     "RandomState": "resilient.state.rng",
     "ResilientError": "resilient.errors",
-    "Retention": "resilient.vault.retention",
+    "Retention": "resilient.vault.registry.retention",
     "EarlyStoppingCallback": "resilient.train.callbacks",
     "EvalPrediction": "resilient.train.evaluation",
     "Trainer": "resilient.train.trainer",

@@ -29,15 +29,15 @@ from resilient.state.landing import Landing
 from resilient.state.load import absent_parts, load, load_what_is_there, stored_name
 from resilient.state.stage import draft, stage
 from resilient.state.steady import steady_memory
-from resilient.vault import catalog
 from resilient.vault.begin import begin
-from resilient.vault.choose import Choice, Resumed, choose
-from resilient.vault.describe import About, describe
-from resilient.vault.link import persister_for
+from resilient.vault.keeper.link import persister_for
 from resilient.vault.meeting import meet
-from resilient.vault.persist import Job
-from resilient.vault.read import Proved, read_wanted
-from resilient.vault.refer import Base, base_of
+from resilient.vault.reading.choose import Choice, Resumed, choose
+from resilient.vault.reading.read import Proved, read_wanted
+from resilient.vault.registry import catalog
+from resilient.vault.reuse.refer import Base, base_of
+from resilient.vault.saving.describe import About, describe
+from resilient.vault.saving.persist import Job
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from resilient.state.load import Examine
     from resilient.vault.desk import Desk
-    from resilient.vault.generations import Generation
-    from resilient.vault.persister import Persister
+    from resilient.vault.registry.generations import Generation
+    from resilient.vault.saving.persister import Persister
 
 _BASES_MAX = 8
 

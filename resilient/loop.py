@@ -26,7 +26,7 @@ from resilient.errors import ConfigError, ResilientError
 from resilient.opening import open_checkpointer
 from resilient.state.things import Things, gather_things
 from resilient.vault.facts import PartsStartedFresh
-from resilient.vault.guest import KeeperAddress
+from resilient.vault.keeper.guest import KeeperAddress
 from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
 

@@ -13,10 +13,10 @@ from resilient.errors import ConfigError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.kept import promoted_by
-from resilient.vault.link import persister_for
-from resilient.vault.promoter import Tiering, with_near_tier
-from resilient.vault.retention import Retention
+from resilient.vault.keeper.kept import promoted_by
+from resilient.vault.keeper.link import persister_for
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.promoter import Tiering, with_near_tier
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
@@ -25,7 +25,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.vault.guest import KeeperAddress
+    from resilient.vault.keeper.guest import KeeperAddress
     from resilient.world.board import Board
 
 

@@ -37,7 +37,7 @@ README_LINES_MAX = 250
 ENTRY_POINTS = {
     "resilient_cli.__main__",
     "resilient.agent.bootstrap",
-    "resilient.vault.keeper",
+    "resilient.vault.keeper.keeper",
 }
 USERS_IMPORT = ("resilient.testing.",)
 
@@ -47,7 +47,7 @@ CATCH_ALL = {
     "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
     "resilient/agent/bootstrap.py",  # the worker's edge: what it died of is reported
-    "resilient/vault/pool.py",  # what a thread raised is raised again by its caller
+    "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }
 
 # A suite of tests, inherited by the tests of each store; its methods share nothing.

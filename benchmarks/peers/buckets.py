@@ -21,8 +21,8 @@ from resilient.events import CheckpointCommitted, Emitter, Event
 from resilient.opening import open_checkpointer
 from resilient.storage.open import open_store
 from resilient.storage.parts import Parts
-from resilient.vault.catalog import committed
-from resilient.vault.read import read
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ from resilient.opening import open_checkpointer
 from resilient.state.landing import Landing
 from resilient.state.load import load
 from resilient.storage.open import open_store
-from resilient.vault.read import Wanted, read_wanted
+from resilient.vault.reading.read import Wanted, read_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

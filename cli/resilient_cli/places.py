@@ -10,8 +10,8 @@ import typer
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.generations import list_numbers
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.generations import list_numbers
 from resilient.world.launch import read_signing_key, read_storage_options
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
-from resilient.vault.catalog import lineage, read_manifest
-from resilient.vault.read import UNSIGNED
-from resilient.vault.tags import list_tags, read_tag
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import UNSIGNED
+from resilient.vault.registry.catalog import lineage, read_manifest
+from resilient.vault.registry.tags import list_tags, read_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.format.signature import Signing
     from resilient.storage.store import Store
-    from resilient.vault.verify import Finding
+    from resilient.vault.health.verify import Finding
 
 
 class Level(StrEnum):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed, folders_of
+from resilient.vault.registry.catalog import committed, folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -68,7 +68,14 @@ class Keeping:
         self.path = "" if wishes.host_bytes_max < 0 else str(folder / "keeper")
         self._linger_seconds = linger_seconds
         self._emit = emit
-        self._argv = [sys.executable, "-P", "-m", "resilient.vault.keeper", "--socket", self.path]
+        self._argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "resilient.vault.keeper.keeper",
+            "--socket",
+            self.path,
+        ]
         self._argv += ["--listen", wishes.listen, "--linger-seconds", str(linger_seconds)]
         self._argv += ["--host-bytes-max", str(wishes.host_bytes_max)]
         self._argv += ["--ranks", str(wishes.ranks), *(["--auto"] if wishes.is_auto else [])]

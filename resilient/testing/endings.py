@@ -14,8 +14,8 @@ import torch
 
 from resilient.state.capture import Part
 from resilient.state.load import load
-from resilient.vault.catalog import resolve
-from resilient.vault.read import read
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.state import TrainerState
-    from resilient.vault.choose import Resumed
+    from resilient.vault.reading.choose import Resumed
 
 _WARM_AT = 2
 

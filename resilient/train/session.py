@@ -18,8 +18,8 @@ from resilient.storage.urls import protocol_of
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.promoter import Tiering
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.saving.promoter import Tiering
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
 

@@ -10,10 +10,10 @@ from resilient.format.names import is_file_name, parse_checkpoint
 from resilient.storage.settling import settle
 from resilient.storage.store import Sweepable
 from resilient.storage.temporaries import TEMPORARY
-from resilient.vault.abilities import check_abilities
-from resilient.vault.catalog import committed, folders_of
-from resilient.vault.generations import Generation, claim
-from resilient.vault.tiers import (
+from resilient.vault.registry.abilities import check_abilities
+from resilient.vault.registry.catalog import committed, folders_of
+from resilient.vault.registry.generations import Generation, claim
+from resilient.vault.tiers.tiers import (
     TieredStore,
     adopt_manifests,
     nearest,
@@ -24,8 +24,8 @@ from resilient.world.agreement import agree, attempt
 
 if TYPE_CHECKING:
     from resilient.storage.store import Store
-    from resilient.vault.choose import Choice
     from resilient.vault.desk import Desk
+    from resilient.vault.reading.choose import Choice
 
 
 def begin(desk: Desk, choice: Choice, cause: str) -> Generation:

@@ -10,10 +10,10 @@ from resilient.format.names import parse_checkpoint
 from resilient.format.parity import check_parity
 from resilient.format.signature import Signing
 from resilient.vault.facts import CheckpointMended
-from resilient.vault.places import Places
-from resilient.vault.read import Wanted
-from resilient.vault.retention import Retention
-from resilient.vault.tiers import TieredStore
+from resilient.vault.reading.read import Wanted
+from resilient.vault.registry.retention import Retention
+from resilient.vault.tiers.places import Places
+from resilient.vault.tiers.tiers import TieredStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
-    from resilient.vault.generations import Generation
-    from resilient.vault.read import Proved
+    from resilient.vault.reading.read import Proved
+    from resilient.vault.registry.generations import Generation
     from resilient.world.comms import Comms
     from resilient.world.world import World
 

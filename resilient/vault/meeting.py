@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ConfigError, ResilientError, StoreUnavailable
 from resilient.format.names import probe_key
 from resilient.vault import facts
-from resilient.vault.generations import list_numbers
-from resilient.vault.peers import PeerServer, PeerStore
-from resilient.vault.places import Places
-from resilient.vault.tiers import TieredStore
+from resilient.vault.registry.generations import list_numbers
+from resilient.vault.tiers.peers import PeerServer, PeerStore
+from resilient.vault.tiers.places import Places
+from resilient.vault.tiers.tiers import TieredStore
 from resilient.world.agreement import agree, attempt
 from resilient.world.serving import Address
 

@@ -123,7 +123,7 @@ def test_a_run_that_saved_nothing_yet_is_an_empty_list_and_nothing_to_verify(tmp
 
 def test_a_checkpoint_that_rotation_takes_away_meanwhile_is_not_called_damaged(repo, monkeypatch):
     from resilient.storage.local import LocalStore
-    from resilient.vault.catalog import committed
+    from resilient.vault.registry.catalog import committed
     from resilient_cli.survey import Level, survey
 
     class Rotating(LocalStore):

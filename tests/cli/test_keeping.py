@@ -12,7 +12,7 @@ import pytest
 from cli_repositories import cut, flip_bit, write_usual_run
 
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from resilient.clock import SystemClock
 from resilient.errors import KeyExists, StoreError
 from resilient.storage.open import open_store
 from resilient.testing.store_contract import StoreContract
-from resilient.vault.abilities import check_abilities, recorded
+from resilient.vault.registry.abilities import check_abilities, recorded
 from tests.services.clouds import azure_program, azurite, fake_gcs, gcs_program
 
 

@@ -26,10 +26,10 @@ from resilient.testing.diskops import Op, Record, RecordingFiles
 from resilient.testing.diskstates import Disk, Tree
 from resilient.testing.faults import Crash
 from resilient.testing.turns import Turns
-from resilient.vault import catalog
-from resilient.vault.promoter import Tiering
-from resilient.vault.retention import BestOf, Retention
-from resilient.vault.tags import read_tags
+from resilient.vault.registry import catalog
+from resilient.vault.registry.retention import BestOf, Retention
+from resilient.vault.registry.tags import read_tags
+from resilient.vault.saving.promoter import Tiering
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder that forgets, which is what is modelled
 PLACE = ("runs", "seven")

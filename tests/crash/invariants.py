@@ -15,9 +15,9 @@ from little import NEAR, Life, Setup, content_of, value_at
 from resilient.errors import NoIntactCheckpoint, ResilientError
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
-from resilient.vault import catalog
-from resilient.vault.read import read
-from resilient.vault.tiers import TieredStore
+from resilient.vault.reading.read import read
+from resilient.vault.registry import catalog
+from resilient.vault.tiers.tiers import TieredStore
 
 if TYPE_CHECKING:
     from ledger import Expected

@@ -32,10 +32,10 @@ from resilient.state.load import load
 from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
 from resilient.testing.diskops import Record, RecordingFiles
-from resilient.vault import catalog
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.retention import BestOf, Retention
+from resilient.vault.reading.read import read
+from resilient.vault.registry import catalog
+from resilient.vault.registry.retention import BestOf, Retention
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -22,20 +22,20 @@ from resilient.format.names import CheckpointId, rank_part, rank_part_file, shar
 from resilient.format.regions import Region, whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.vault.begin import begin
-from resilient.vault.choose import choose
-from resilient.vault.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.generations import mark_committed
-from resilient.vault.persist import Job, persist
-from resilient.vault.promoter import Promoter, Tiering
-from resilient.vault.read import Wanted
-from resilient.vault.refer import Base, base_of, divide
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import carry_out, discard, look, rotate
-from resilient.vault.tags import create_tag, remove_tag
-from resilient.vault.tiers import TieredStore, nearest
-from resilient.vault.write import write
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.reading.choose import choose
+from resilient.vault.reading.read import Wanted
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.generations import mark_committed
+from resilient.vault.registry.retention import Retention
+from resilient.vault.registry.tags import create_tag, remove_tag
+from resilient.vault.reuse.refer import Base, base_of, divide
+from resilient.vault.rotation.rotate import carry_out, discard, look, rotate
+from resilient.vault.saving.persist import Job, persist
+from resilient.vault.saving.promoter import Promoter, Tiering
+from resilient.vault.saving.write import write
+from resilient.vault.tiers.tiers import TieredStore, nearest
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -20,10 +20,10 @@ from resilient.state.capture import Part
 from resilient.testing.faults import Crash, FaultyStore
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault import catalog
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
+from resilient.vault.reading.read import read
+from resilient.vault.registry import catalog
+from resilient.vault.registry.retention import Retention
 from resilient.world.comms import Comms
 
 STEPS = 6

@@ -15,8 +15,8 @@ from resilient.errors import ResilientError
 from resilient.storage.retrying import RetryingStore
 from resilient.testing.faults import Crash
 from resilient.testing.objectserver import Mishap, ObjectClient, ObjectServer, Trouble
-from resilient.vault.promoter import Tiering
-from resilient.vault.retention import BestOf, Retention
+from resilient.vault.registry.retention import BestOf, Retention
+from resilient.vault.saving.promoter import Tiering
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId

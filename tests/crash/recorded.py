@@ -15,7 +15,7 @@ from little import Life, Setup, TickingClock
 from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
 from resilient.testing.diskops import Act, Op, Record, RecordingFiles
-from resilient.vault.retention import Retention
+from resilient.vault.registry.retention import Retention
 
 
 def spelled(steps: list[Op]) -> list[str]:
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def _committed(store):
-    from resilient.vault.catalog import committed
+    from resilient.vault.registry.catalog import committed
 
     return committed(store)
 

@@ -9,9 +9,9 @@ from tiered import Shelf
 from resilient.errors import NoIntactCheckpoint, ResilientError
 from resilient.testing.faults import FaultPlan, FaultyStore, every_crash
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.read import read
-from resilient.vault.tiers import TieredStore
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.tiers.tiers import TieredStore
 
 STEPS = 3
 STRIDE = 5

@@ -15,12 +15,12 @@ from resilient.clock import SystemClock
 from resilient.errors import ResilientError, UsageError
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.generations import list_numbers
-from resilient.vault.read import read
-from resilient.vault.retention import BestOf, Retention
-from resilient.vault.rotate import carry_out, look, rotate
-from resilient.vault.tags import create_tag, list_tags, read_tags, remove_tag
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.retention import BestOf, Retention
+from resilient.vault.registry.tags import create_tag, list_tags, read_tags, remove_tag
+from resilient.vault.rotation.rotate import carry_out, look, rotate
 
 CLOCK = SystemClock()
 PINNED = CheckpointId(1, 2)

@@ -17,12 +17,12 @@ from resilient.errors import Fenced, ResilientError
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.generations import list_numbers
-from resilient.vault.read import read
-from resilient.vault.refer import base_of
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import carry_out, look, rotate
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.retention import Retention
+from resilient.vault.reuse.refer import base_of
+from resilient.vault.rotation.rotate import carry_out, look, rotate
 
 LAST = Retention(keep_last=1)
 

@@ -11,11 +11,11 @@ from manifests import begin, save
 from resilient.errors import ResilientError
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.read import read
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import rotate
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import rotate
 
 OLDER, DAMAGED = CheckpointId(1, 1), CheckpointId(1, 2)
 

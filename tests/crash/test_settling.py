@@ -17,9 +17,9 @@ from resilient.storage.retrying import RetryingStore
 from resilient.testing.diskops import Act, Record, RecordingFiles
 from resilient.testing.diskstates import Disk
 from resilient.testing.faults import Crash
-from resilient.vault.catalog import committed
-from resilient.vault.generations import list_numbers
-from resilient.vault.retention import Retention
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.retention import Retention
 
 ALL = Setup(Retention(keep_last=3))
 

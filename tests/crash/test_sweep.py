@@ -15,7 +15,7 @@ from lives import KEEP, STEPS, Witness, crashed_life, live, unneeded
 from resilient.errors import NoIntactCheckpoint
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind, every_crash
-from resilient.vault import catalog
+from resilient.vault.registry import catalog
 
 CRASHES = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER)
 

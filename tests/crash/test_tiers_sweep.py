@@ -9,9 +9,9 @@ from tiered import STEPS, Shelf, crashed, train
 from resilient.errors import ResilientError
 from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind, every_crash
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.read import read
-from resilient.vault.tiers import TieredStore
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.tiers.tiers import TieredStore
 
 
 def shelves(store):

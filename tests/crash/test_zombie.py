@@ -9,9 +9,9 @@ from lives import STEPS, Witness, live
 
 from resilient.errors import Fenced, ResilientError
 from resilient.testing.faults import FaultyStore
-from resilient.vault import catalog
-from resilient.vault.generations import list_numbers
-from resilient.vault.read import read
+from resilient.vault.reading.read import read
+from resilient.vault.registry import catalog
+from resilient.vault.registry.generations import list_numbers
 
 
 class Paused(FaultyStore):

@@ -29,11 +29,11 @@ from resilient.state.optimizer import NamedOptimizer
 from resilient.state.stage import stage
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.write import write
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.comms import Comms
 from resilient.world.world import World
 

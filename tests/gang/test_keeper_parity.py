@@ -13,15 +13,15 @@ from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.storage.shared import SharedFolder
-from resilient.vault.catalog import read_manifest
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.keeper import Keeper
-from resilient.vault.leased import Share
-from resilient.vault.link import KeeperPersister
-from resilient.vault.persister import ThreadPersister
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.room import Room
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.keeper.keeper import Keeper
+from resilient.vault.keeper.leased import Share
+from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.keeper.room import Room
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.sockets import BoardServer

@@ -14,12 +14,12 @@ from resilient.storage.open import open_store
 from resilient.storage.shared import SharedFolder
 from resilient.testing.gang import run_gang
 from resilient.vault import facts
-from resilient.vault.catalog import committed
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.keeper import Keeper
-from resilient.vault.promoter import Tiering
-from resilient.vault.room import Room
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.keeper.keeper import Keeper
+from resilient.vault.keeper.room import Room
+from resilient.vault.registry.catalog import committed
+from resilient.vault.saving.promoter import Tiering
 from resilient.world.sockets import BoardServer
 from resilient.world.world import World
 

@@ -21,8 +21,8 @@ from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault import read
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.reading import read
 from resilient.world.comms import Comms
 
 ROWS, COLUMNS = 1500, 1000  # of the moments, each rank writes more than a chunk

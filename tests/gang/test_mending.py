@@ -16,10 +16,10 @@ from resilient.state.capture import Part
 from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.space import with_margin
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.saving.space import with_margin
 from resilient.world.comms import Comms
 
 NEWEST = CheckpointId(1, 3)

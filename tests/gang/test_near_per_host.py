@@ -12,13 +12,13 @@ from resilient.errors import IntegrityError, SaveFailed, StoreUnavailable
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
 from resilient.vault import facts
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.peers import PeerServer, PeerStore
-from resilient.vault.promote import promote
-from resilient.vault.promoter import Tiering
-from resilient.vault.read import read
-from resilient.vault.tiers import TieredStore
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.saving.promoter import Tiering
+from resilient.vault.tiers.peers import PeerServer, PeerStore
+from resilient.vault.tiers.promote import promote
+from resilient.vault.tiers.tiers import TieredStore
 
 SELDOM = Tiering(durable_every=99)
 

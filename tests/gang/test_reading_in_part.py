@@ -16,10 +16,10 @@ from resilient.state.capture import Part, capture
 from resilient.state.stage import stage
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.choose import choose
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.read import Wanted, read
-from resilient.vault.write import write
+from resilient.vault.reading.choose import choose
+from resilient.vault.reading.read import Wanted, read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.comms import Comms
 from resilient.world.world import World
 

@@ -13,10 +13,10 @@ from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.retention import Retention
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.retention import Retention
 from resilient.world.comms import Comms
 
 

@@ -25,9 +25,9 @@ from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault import catalog
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.generations import claim
+from resilient.vault.registry import catalog
+from resilient.vault.registry.generations import claim
 from resilient.world.agreement import Failure, agree
 from resilient.world.comms import Comms
 

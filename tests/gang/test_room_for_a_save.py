@@ -14,10 +14,10 @@ from resilient.state.capture import Part
 from resilient.testing.faults import FaultyStore
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.retention import Retention
-from resilient.vault.space import with_margin
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.space import with_margin
 from resilient.world.comms import Comms
 
 WEIGHT_BYTES = 4 << 20

@@ -12,9 +12,9 @@ import torch
 from resilient.format.names import CheckpointId
 from resilient.state.load import load
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import lineage
-from resilient.vault.read import read
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import lineage
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))

@@ -8,9 +8,9 @@ from pathlib import Path
 from resilient.format.names import CheckpointId
 from resilient.storage.local import LocalStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import read_manifest
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.verify import verify
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import read_manifest
 
 GOLDEN = LocalStore(Path(__file__).parent / "parity-rs256")
 CHECKPOINT = CheckpointId(1, 1)

@@ -10,9 +10,9 @@ from resilient.format.names import CheckpointId, shard_name
 from resilient.format.regions import whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.storage.open import open_store
-from resilient.vault.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.generations import claim
-from resilient.vault.write import write
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.generations import claim
+from resilient.vault.saving.write import write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from resilient.clock import SystemClock
 from resilient.events import Emitter
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.link import KeeperPersister
-from resilient.vault.persister import ThreadPersister
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
@@ -28,7 +28,13 @@ class Keeper:
         self.shared.mkdir(exist_ok=True)
         self.path = folder / "keeper"
         self.path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(self.path)]
+        command = [
+            sys.executable,
+            "-m",
+            "resilient.vault.keeper.keeper",
+            "--socket",
+            str(self.path),
+        ]
         self.process = subprocess.Popen(
             [*command, "--shared", str(self.shared), "--linger-seconds", "5", *options],
             stdin=subprocess.PIPE,

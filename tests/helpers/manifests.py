@@ -12,10 +12,10 @@ from resilient.format.manifest import Manifest
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.stage import stage
-from resilient.vault.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.generations import claim
-from resilient.vault.refer import Base, divide
-from resilient.vault.write import write
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.generations import claim
+from resilient.vault.reuse.refer import Base, divide
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from resilient.events import Emitter
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.testing.gang import run_gang
-from resilient.vault.catalog import resolve
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.registry.catalog import resolve
 from resilient.world.comms import Comms
 
 

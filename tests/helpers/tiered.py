@@ -12,8 +12,8 @@ from resilient.events import Emitter
 from resilient.state.capture import Part
 from resilient.testing.faults import Crash
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.promoter import Tiering, with_near_tier
-from resilient.vault.retention import Retention
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.promoter import Tiering, with_near_tier
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

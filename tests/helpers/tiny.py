@@ -14,11 +14,11 @@ from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.generations import Generation, mark_committed
-from resilient.vault.signing import Signature, digests_of
-from resilient.vault.tags import Tag
-from resilient.vault.write import write
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.registry.generations import Generation, mark_committed
+from resilient.vault.registry.signing import Signature, digests_of
+from resilient.vault.registry.tags import Tag
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 CHECKPOINT = CheckpointId(1, 7)

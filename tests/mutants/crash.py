@@ -28,21 +28,21 @@ MUTANTS = [
     ),
     Mutant(
         "a prune builds on what is not settled",
-        "resilient/vault/rotate.py",
+        "resilient/vault/rotation/rotate.py",
         "    settle(store)\n",
         "",
         SETTLING,
     ),
     Mutant(
         "the files of a commit in doubt are deleted",
-        "resilient/vault/persist.py",
+        "resilient/vault/saving/persist.py",
         "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
         "    in_doubt = False\n",
         GIVES_UP,
     ),
     Mutant(
         "a commit without an answer is believed",
-        "resilient/vault/commit.py",
+        "resilient/vault/registry/commit.py",
         "        if not _is_there(store, key, data):\n",
         "        if False:\n",
         GIVES_UP,
@@ -56,23 +56,23 @@ MUTANTS = [
     ),
     Mutant(
         "a torn file is taken for a whole one",
-        "resilient/vault/read.py",
+        "resilient/vault/reading/read.py",
         "    if digest_file(data) == entry.proof:\n",
         "    if len(data) == entry.size_bytes:\n",
         DISK,
     ),
     Mutant(
         "the mark comes before the commit",
-        "resilient/vault/persist.py",
+        "resilient/vault/saving/persist.py",
         "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
-        "    from resilient.vault.generations import mark_committed\n"
+        "    from resilient.vault.registry.generations import mark_committed\n"
         "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
         "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
         DISK,
     ),
     Mutant(
         "a rotation sweeps the save that other ranks have begun",
-        "resilient/vault/rotate.py",
+        "resilient/vault/rotation/rotate.py",
         "(newest and one < newest and MANIFEST not in names)",
         "(newest and one != newest and MANIFEST not in names)",
         DISK,
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "a promotion commits before it carries, and the power goes",
-        "resilient/vault/promote.py",
+        "resilient/vault/tiers/promote.py",
         "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
         "    put_manifest(tiers.durable, key, data)\n"
         "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",

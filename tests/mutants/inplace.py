@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "a rank that has all in place goes on alone",
-        "resilient/vault/choose.py",
+        "resilient/vault/reading/choose.py",
         "        if not problem:\n",
         "        if proved is not None:\n",
         GANG,
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         "everything is read into memory of its own",
-        "resilient/vault/read.py",
+        "resilient/vault/reading/read.py",
         "**read_ranges(store, manifest, large, places)}",
         "**read_ranges(store, manifest, large)}",
         BERTHS,

@@ -67,14 +67,14 @@ MUTANTS = [
     ),
     Mutant(
         "what is spoiled is written all the same",
-        "resilient/vault/persist.py",
+        "resilient/vault/saving/persist.py",
         "        division: Any = job.spoiled or attempt(",
         "        division: Any = attempt(",
         f"{OVERLAP} -k spoils",
     ),
     Mutant(
         "what is spoiled is forgotten on the way to the keeper",
-        "resilient/vault/handover.py",
+        "resilient/vault/keeper/handover.py",
         'job.spoiled.to_json()["failure"] if job.spoiled else None',
         "None",
         "tests/process/test_keeper_overlap.py -k spoiled",

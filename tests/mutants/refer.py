@@ -11,8 +11,8 @@ MACHINE = "tests/property/test_vault_machine.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k anywhere"
 
 MANIFEST_CHECKS = "resilient/format/checks.py"
-MODULE = "resilient/vault/refer.py"
-ROTATION = "resilient/vault/rotate.py"
+MODULE = "resilient/vault/reuse/refer.py"
+ROTATION = "resilient/vault/rotation/rotate.py"
 
 MUTANTS = [
     Mutant(
@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     Mutant(
         "a manifest that cannot be read needs nothing",
-        "resilient/vault/contents.py",
+        "resilient/vault/rotation/contents.py",
         "        if self.unknown is not None and checkpoint < self.unknown:",
         "        if False:",
         ROTATE,
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "what is trained is digested only to see that it changed",
-        "resilient/vault/glimpse.py",
+        "resilient/vault/reuse/glimpse.py",
         "        if one.digest or one.start in changed:",
         "        if one.digest:",
         REFER,

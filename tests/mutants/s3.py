@@ -12,21 +12,21 @@ _FAULTS = "tests/s3/test_s3_faults.py"
 MUTANTS = [
     Mutant(
         "several winners are called exclusive",
-        "resilient/vault/abilities.py",
+        "resilient/vault/registry/abilities.py",
         "    return len(won) == 1 and kept == won[0]\n",
         "    return bool(won) and kept in won\n",
         _ABILITIES,
     ),
     Mutant(
         "the verdict is not held against",
-        "resilient/vault/abilities.py",
+        "resilient/vault/registry/abilities.py",
         "    if not verdict:\n",
         "    if verdict is None:\n",
         _ABILITIES,
     ),
     Mutant(
         "the verdict of a copied repository is believed",
-        "resilient/vault/abilities.py",
+        "resilient/vault/registry/abilities.py",
         ' or fields.get("url") != store.url',
         "",
         _ABILITIES,
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "the first mismatch is called damage",
-        "resilient/vault/fetch.py",
+        "resilient/vault/access/fetch.py",
         "        pass\n",
         "        raise\n",
         _ABILITIES,

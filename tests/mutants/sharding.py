@@ -17,21 +17,21 @@ OPTIMIZER = "tests/unit/state/test_optimizer.py"
 MUTANTS = [
     Mutant(
         "a chunk of a partial read is not proved",
-        "resilient/vault/bulk.py",
+        "resilient/vault/reading/bulk.py",
         "        _prove(manifest, one, begin, stop)\n",
         "        pass\n",
         PARTS,
     ),
     Mutant(
         "only the first chunk of a run is proved",
-        "resilient/vault/bulk.py",
+        "resilient/vault/reading/bulk.py",
         "    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES):\n",
         "    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES)[:1]:\n",
         PARTS,
     ),
     Mutant(
         "a rank reads whole files",
-        "resilient/vault/read.py",
+        "resilient/vault/reading/read.py",
         "    touched = chunks_touched(_tensors(manifest, parts), boxes)\n",
         "    touched = {}\n",
         f"{PARTS} {PLACEMENT}",

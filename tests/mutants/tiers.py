@@ -10,9 +10,9 @@ SWEEP = "tests/crash/test_tiers_sweep.py -k first"
 HOSTS = "tests/gang/test_near_per_host.py"
 KEPT = "tests/gang/test_keeper_tiers.py"
 
-PROMOTE = "resilient/vault/promote.py"
-PROMOTER = "resilient/vault/promoter.py"
-STORE = "resilient/vault/tiers.py"
+PROMOTE = "resilient/vault/tiers/promote.py"
+PROMOTER = "resilient/vault/saving/promoter.py"
+STORE = "resilient/vault/tiers/tiers.py"
 
 MUTANTS = [
     Mutant(
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         "a damaged near copy is damage of the checkpoint",
-        "resilient/vault/read.py",
+        "resilient/vault/reading/read.py",
         "if not doubt(store, error.key):",
         "if store.url or not doubt(store, error.key):",
         TIERS,
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "room is asked for as if all hosts had one disk",
-        "resilient/vault/space.py",
+        "resilient/vault/saving/space.py",
         "for group in desk.places.groups or (tuple(ranks),):",
         "for group in (tuple(ranks),):",
         HOSTS,
@@ -172,42 +172,42 @@ MUTANTS = [
     ),
     Mutant(
         "anything of a host's disk may be read from elsewhere",
-        "resilient/vault/peers.py",
+        "resilient/vault/tiers/peers.py",
         "    if not _may_be_read(key):\n",
         "    if not key:\n",
         "tests/unit/vault/test_peers.py",
     ),
     Mutant(
         "the keeper passes the near tier by",
-        "resilient/vault/seat.py",
+        "resilient/vault/keeper/seat.py",
         "self._onwards = Onwards(guest, guest.near) if guest.near else None",
         "self._onwards = None",
         KEPT,
     ),
     Mutant(
         "what the keeper committed last nobody finishes without it",
-        "resilient/vault/link.py",
+        "resilient/vault/keeper/link.py",
         "            desk.promoter.note(job.about.checkpoint)\n",
         "            pass\n",
         KEPT,
     ),
     Mutant(
         "the trainer does not ask the keeper to finish",
-        "resilient/vault/kept.py",
+        "resilient/vault/keeper/kept.py",
         "        if not self._finish(within_seconds):\n",
         "        if within_seconds > 0:\n",
         KEPT,
     ),
     Mutant(
         "memory hides that a near copy can be doubted",
-        "resilient/vault/recall.py",
+        "resilient/vault/reading/recall.py",
         "        return doubt(self._store, key)\n",
         "        return False\n",
         KEPT,
     ),
     Mutant(
         "the keeper takes all hosts for one",
-        "resilient/vault/guest.py",
+        "resilient/vault/keeper/guest.py",
         "        tiered = replace(tiered, places=Places(groups))\n",
         "",
         KEPT,

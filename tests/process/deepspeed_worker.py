@@ -22,7 +22,7 @@ from workload import Bytes, Model, Recording
 
 from resilient import TrainerCallback, TrainingArguments
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 STEPS = 10
 SAVE_STEPS = 2

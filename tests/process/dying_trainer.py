@@ -20,7 +20,7 @@ from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.copying import Copy
 from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.guest import KeeperAddress
+from resilient.vault.keeper.guest import KeeperAddress
 
 begun = threading.Event()
 make = Copy.make

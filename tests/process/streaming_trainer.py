@@ -17,8 +17,8 @@ from test_keeper_streams import parts_of, state  # noqa: E402 - found through th
 
 from resilient.checkpointer import About  # noqa: E402
 from resilient.opening import open_checkpointer  # noqa: E402
-from resilient.vault import stream  # noqa: E402
-from resilient.vault.guest import KeeperAddress  # noqa: E402
+from resilient.vault.keeper import stream  # noqa: E402
+from resilient.vault.keeper.guest import KeeperAddress  # noqa: E402
 
 
 def main(keeper: str, repository: str) -> None:

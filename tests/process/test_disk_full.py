@@ -10,8 +10,8 @@ from endings import differences, ending
 from jobs import PATIENCE_SECONDS, Job, run
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 DISK_BYTES = 1400 << 10  # two checkpoints of the workload and a half
 

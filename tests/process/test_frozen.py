@@ -15,8 +15,8 @@ from resilient.checkpointer import About
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed, read_manifest
 
 from manifests import Values, frozen_parts_of  # isort: skip
 

@@ -14,7 +14,7 @@ from jobs import Job, run
 from restoring import restored_step
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed, read_manifest
+from resilient.vault.registry.catalog import committed, read_manifest
 
 pytestmark = pytest.mark.slow
 FSDP = ("--parallelism", "fsdp")

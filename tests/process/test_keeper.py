@@ -15,7 +15,7 @@ from jobs import Job, run
 from resilient.format.names import CheckpointId
 from resilient.storage.open import open_store
 from resilient.storage.shared import ROOT
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 PAUSE = ("--pause", "0.08")
 SHARED = ROOT
@@ -76,7 +76,7 @@ def keeper_of(job: Job) -> int:
     (pid,) = [
         int(child)
         for child in children.split()
-        if b"resilient.vault.keeper" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"resilient.vault.keeper.keeper" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
     return pid
 

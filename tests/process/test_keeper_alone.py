@@ -123,7 +123,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
 
 
 def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.link._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("resilient.vault.keeper.link._ANSWER_SECONDS", 0.5)
     keeper, began_seconds = start(), time.monotonic()
 
     def rank_main(world, board):
@@ -398,7 +398,7 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
 
 
 def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.conversation.SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 1.0)
     keeper = start()
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})
@@ -424,7 +424,13 @@ def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path)
 
 
 def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "resilient.vault.keeper", "--socket", str(tmp_path / "k")]
+    command = [
+        sys.executable,
+        "-m",
+        "resilient.vault.keeper.keeper",
+        "--socket",
+        str(tmp_path / "k"),
+    ]
     done = subprocess.run(
         [*command, "--shared", str(tmp_path / "missing")],
         capture_output=True,

@@ -20,7 +20,7 @@ from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.conversation import Conversation
+from resilient.vault.keeper.conversation import Conversation
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 TRAINER = Path(__file__).with_name("dying_trainer.py")
@@ -113,7 +113,7 @@ def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
 
 
 def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_path, monkeypatch):
-    monkeypatch.setattr("resilient.vault.conversation.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 0.5)
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})
     parts = {"model": Part(Values(weight=torch.ones(50_000)))}

@@ -13,9 +13,9 @@ from resilient.format.signature import Signing
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.link import KeeperPersister
-from resilient.vault.persister import ThreadPersister
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -19,7 +19,7 @@ from resilient.errors import ConfigError, SaveFailed
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.testing.gang import run_gang
-from resilient.vault import stream
+from resilient.vault.keeper import stream
 
 TRAINER = Path(__file__).with_name("streaming_trainer.py")
 MIB = 1 << 20

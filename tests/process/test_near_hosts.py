@@ -10,8 +10,8 @@ import pytest
 from gangs import finish, gang_of
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 SCRIPT = Path(__file__).with_name("host_trainer.py")
 STEPS = 7

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 SCRIPT = """
 import hashlib, json, os, sys, threading, time

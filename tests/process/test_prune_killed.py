@@ -10,9 +10,9 @@ from random import Random
 from cli_repositories import write_run
 
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed, lineage
-from resilient.vault.tags import read_tags
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.tags import read_tags
 
 CYCLES = 12
 STEPS = list(range(10, 310, 10))
@@ -22,10 +22,10 @@ WORKER = """
 import sys
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import resolve
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import carry_out, look
-from resilient.vault.tags import create_tag
+from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import carry_out, look
+from resilient.vault.registry.tags import create_tag
 from pathlib import Path
 
 store = LocalStore(Path(sys.argv[1]))

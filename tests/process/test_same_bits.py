@@ -12,7 +12,7 @@ from endings import differences, ending
 from jobs import Job, run
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 PAUSE = ("--pause", "0.08")
 

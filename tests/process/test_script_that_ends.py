@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
-from resilient.vault.write import SMALL_BYTES
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
+from resilient.vault.saving.write import SMALL_BYTES
 
 SCRIPT = """
 import sys

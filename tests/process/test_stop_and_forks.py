@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 SCRIPT = Path(__file__).with_name("forking.py")
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from jobs import Job, run
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 pytestmark = pytest.mark.slow
 

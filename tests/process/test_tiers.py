@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 SCRIPT = Path(__file__).with_name("tiered_trainer.py")
 

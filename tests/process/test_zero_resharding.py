@@ -13,7 +13,7 @@ from reshard_worker import Odd
 from zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, savers_for
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed, read_manifest
+from resilient.vault.registry.catalog import committed, read_manifest
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 WORKER = Path(__file__).with_name("zero_reshard_worker.py")

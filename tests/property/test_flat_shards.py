@@ -21,9 +21,9 @@ from resilient.state.landing import Landing
 from resilient.state.load import load
 from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.read import read
-from resilient.vault.write import write
+from resilient.vault.reading.read import read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)

@@ -42,12 +42,12 @@ from resilient.state.tree import unflatten
 from resilient.storage.store import is_key
 from resilient.testing.memory import MemoryStore
 from resilient.train.state import TrainerState
-from resilient.vault.abilities import recorded
-from resilient.vault.catalog import read_manifest
-from resilient.vault.deep import problems_of
-from resilient.vault.generations import check_mark, read_generation
-from resilient.vault.handover import from_json
-from resilient.vault.tags import read_tag
+from resilient.vault.health.deep import problems_of
+from resilient.vault.keeper.handover import from_json
+from resilient.vault.registry.abilities import recorded
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.generations import check_mark, read_generation
+from resilient.vault.registry.tags import read_tag
 from resilient.world.lines import BadLine, Lines
 from resilient.world.serving import NONSENSE
 from resilient.world.sockets import BoardServer

@@ -25,9 +25,9 @@ from resilient.state.load import load
 from resilient.state.placement import axis_runs
 from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.read import read
-from resilient.vault.write import write
+from resilient.vault.reading.read import read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 CHECKPOINT = CheckpointId(1, 7)

@@ -21,11 +21,11 @@ from resilient.state.partition import TensorSpec, partition
 from resilient.state.stage import stage
 from resilient.state.tree import flatten, unflatten
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.planning import Known, plan_rotation
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.write import write
+from resilient.vault.reading.read import read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.registry.planning import Known, plan_rotation
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 JSON = st.recursive(

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilient.format.names import CheckpointId
-from resilient.vault.planning import Content, Known, plan_rotation
-from resilient.vault.retention import BestOf, Retention
+from resilient.vault.registry.planning import Content, Known, plan_rotation
+from resilient.vault.registry.retention import BestOf, Retention
 
 IDS = st.builds(CheckpointId, st.integers(1, 3), st.integers(0, 12))
 NUMBER = st.none() | st.integers(1, 4)

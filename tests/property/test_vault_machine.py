@@ -23,11 +23,11 @@ from resilient.clock import SystemClock
 from resilient.errors import Fenced, ResilientError, UsageError
 from resilient.format.names import CheckpointId, split_checkpoint_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage, read_manifest
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import rotate
-from resilient.vault.tags import create_tag, read_tags, remove_tag
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage, read_manifest
+from resilient.vault.registry.retention import Retention
+from resilient.vault.registry.tags import create_tag, read_tags, remove_tag
+from resilient.vault.rotation.rotate import rotate
 
 
 class Vault(RuleBasedStateMachine):

@@ -15,8 +15,8 @@ from resilient.errors import KeyExists, StoreUnavailable
 from resilient.events import Emitter
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 from tests.services.faultproxy import Fault
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from resilient.events import Emitter
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 from tests.services.tls import make_certificate
 
 PART = 5 << 20

@@ -13,9 +13,9 @@ from jobs import Job, run
 from resilient.errors import ResilientError
 from resilient.format.names import ABILITIES
 from resilient.storage.open import open_store
-from resilient.vault.abilities import recorded
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.abilities import recorded
+from resilient.vault.registry.catalog import committed
 from tests.services.ceph import KEY, SECRET
 from tests.services.faultproxy import Fault
 

@@ -19,8 +19,8 @@ from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.testing.memory import MemoryStore
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import discard
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import discard
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -14,9 +14,9 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
-from resilient.vault.catalog import lineage, read_manifest, resolve
-from resilient.vault.generations import read_generations
-from resilient.vault.records import verify_records
+from resilient.vault.health.records import verify_records
+from resilient.vault.registry.catalog import lineage, read_manifest, resolve
+from resilient.vault.registry.generations import read_generations
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
 from resilient_cli.commands.signing import sign

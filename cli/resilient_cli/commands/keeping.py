@@ -9,11 +9,11 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.vault.catalog import resolve
-from resilient.vault.generations import list_numbers
-from resilient.vault.retention import Retention, parse_best
-from resilient.vault.rotate import carry_out, look
-from resilient.vault.tags import create_tag, remove_tag
+from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.retention import Retention, parse_best
+from resilient.vault.registry.tags import create_tag, remove_tag
+from resilient.vault.rotation.rotate import carry_out, look
 from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
 from resilient_cli.render import Format, show
 from resilient_cli.survey import Level

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from resilient.format.names import CheckpointId
-    from resilient.vault.catalog import Lineage
-    from resilient.vault.generations import Generation
+    from resilient.vault.registry.catalog import Lineage
+    from resilient.vault.registry.generations import Generation
     from resilient_cli.survey import Survey
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from resilient.vault.damage import join_names
+from resilient.vault.access.damage import join_names
 from resilient_cli.render import Answer, Table
 from resilient_cli.views.words import NONE, count, folder
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from resilient.format.names import CheckpointId
-    from resilient.vault.repair import Fix, Loss, RepairPlan
+    from resilient.vault.health.repair import Fix, Loss, RepairPlan
 
 
 def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Answer:

@@ -9,9 +9,9 @@ from resilient_cli.views.words import NONE, count, folder
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
-    from resilient.vault.planning import RotationPlan
-    from resilient.vault.rotate import Found
-    from resilient.vault.tags import Tag
+    from resilient.vault.registry.planning import RotationPlan
+    from resilient.vault.registry.tags import Tag
+    from resilient.vault.rotation.rotate import Found
 
 
 def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.format.names import CheckpointId
-    from resilient.vault.verify import Finding
+    from resilient.vault.health.verify import Finding
     from resilient_cli.survey import Level, Survey
 
 _STATES = {"damaged": "DAMAGED", "warning": "warning"}

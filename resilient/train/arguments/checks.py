@@ -12,7 +12,7 @@ from resilient.train.arguments.choices import CHOICES
 from resilient.train.arguments.kinds import kinds_of, require_kind
 from resilient.train.arguments.support import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
 from resilient.train.arguments.words import did_you_mean, refused
-from resilient.vault.retention import parse_retention
+from resilient.vault.registry.retention import parse_retention
 
 if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments

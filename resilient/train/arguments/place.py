@@ -13,7 +13,7 @@ from resilient.train.arguments.fields.logging import LoggingArguments
 from resilient.train.arguments.fields.optimization import OptimizationArguments
 from resilient.train.arguments.fields.saving import RepositoryArguments, SavingArguments
 from resilient.train.state import absolute_steps
-from resilient.vault.retention import parse_retention
+from resilient.vault.registry.retention import parse_retention
 from resilient.world.launch import read_launch
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from resilient.vault.retention import Retention
+    from resilient.vault.registry.retention import Retention
     from resilient.world.world import World
 
 NOT_DISTRIBUTED = "not_distributed"

@@ -18,7 +18,7 @@ from resilient.state.capture import Part
 from resilient.state.landing import Landing
 from resilient.state.optimizer import NamedOptimizer
 from resilient.testing.memory import MemoryStore
-from resilient.vault import read as reading
+from resilient.vault.reading import read as reading
 
 ROWS = 300
 CHECKPOINT = CheckpointId(1, 1)

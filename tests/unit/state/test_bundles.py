@@ -19,9 +19,9 @@ from resilient.state.partition import TensorSpec
 from resilient.state.shares import Piece
 from resilient.state.stage import stage
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.read import read
-from resilient.vault.write import write
+from resilient.vault.reading.read import read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 MIB = 1 << 20

@@ -17,8 +17,8 @@ from resilient.format.names import CheckpointId
 from resilient.storage.fs import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed
 
 
 def test_pt_142396_a_remote_file_needs_no_descriptor_to_be_durable(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 from resilient.errors import IntegrityError, KeyNotFound, SaveFailed
 from resilient.format.names import CheckpointId, parse_checkpoint
-from resilient.vault.choose import Resumed
+from resilient.vault.reading.choose import Resumed
 
 
 def frozen(value):

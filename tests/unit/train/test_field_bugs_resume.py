@@ -14,9 +14,9 @@ from models import DieAfter, Dies, make_trainer
 
 from resilient.errors import IncompatibleCheckpoint
 from resilient.storage.local import LocalStore
-from resilient.vault.catalog import committed, lineage, read_manifest
-from resilient.vault.records import verify_records
-from resilient.vault.verify import verify
+from resilient.vault.health.records import verify_records
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import committed, lineage, read_manifest
 
 OPTIONS = {"max_steps": 6, "save_steps": 2, "logging_steps": 2}
 NEWEST = "checkpoint-4-g1"

@@ -9,7 +9,7 @@ from fakes import equal
 from models import DieAfter, Dies, make_trainer
 
 from resilient.storage.open import open_store
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 
 @pytest.mark.parametrize("is_near_lost", [False, True])

@@ -15,7 +15,7 @@ from resilient.state.capture import Part
 from resilient.state.copying import Copy
 from resilient.storage.open import open_store
 from resilient.train.callbacks import TrainerCallback
-from resilient.vault.catalog import committed
+from resilient.vault.registry.catalog import committed
 
 
 def saved(folder):

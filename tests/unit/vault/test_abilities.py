@@ -19,9 +19,9 @@ from resilient.errors import (
 from resilient.events import Emitter, UploadsAborted, UploadsLeft
 from resilient.format.names import ABILITIES, generation_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.abilities import check_abilities, is_exclusive, recorded
+from resilient.vault.access.fetch import fetch
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.fetch import fetch
+from resilient.vault.registry.abilities import check_abilities, is_exclusive, recorded
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -18,11 +18,11 @@ from resilient.format.manifest import decode
 from resilient.format.names import ABILITIES, committed_key, generation_key, tag_key
 from resilient.storage.local import LocalStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import read_manifest
-from resilient.vault.generations import claim, read_generation
-from resilient.vault.read import read
-from resilient.vault.records import verify_records
-from resilient.vault.verify import verify
+from resilient.vault.health.records import verify_records
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.generations import claim, read_generation
 
 FIELDS = json.loads(tiny_repository().objects[CHECKPOINT.manifest_key])
 FILE, TENSOR = FIELDS["files"][0], FIELDS["tensors"][0]

@@ -21,9 +21,9 @@ from resilient.storage.buffers import MEMORY_ALIGNMENT
 from resilient.storage.local import LocalStore
 from resilient.storage.parts import Parts
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit, gather_receipts
-from resilient.vault.read import SMALL_BYTES, read
-from resilient.vault.write import write
+from resilient.vault.reading.read import SMALL_BYTES, read
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 from resilient.world.world import World
 
 CHECKPOINT = CheckpointId(1, 1)

@@ -15,11 +15,11 @@ from resilient.format.digest import digest_file
 from resilient.format.manifest import encode
 from resilient.format.names import CheckpointId, committed_key, generation_key, tag_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import read_manifest
-from resilient.vault.generations import mark_committed
-from resilient.vault.records import verify_records
-from resilient.vault.tags import create_tag
-from resilient.vault.verify import verify
+from resilient.vault.health.records import verify_records
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.generations import mark_committed
+from resilient.vault.registry.tags import create_tag
 
 
 def rewritten(store, name, change):

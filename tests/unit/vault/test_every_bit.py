@@ -13,13 +13,13 @@ from tiny import CHECKPOINT, SIGNING, tiny_repository
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import ABILITIES, committed_key, generation_key, tag_key
-from resilient.vault.abilities import recorded
-from resilient.vault.catalog import lineage
-from resilient.vault.generations import read_generation
-from resilient.vault.read import read
-from resilient.vault.records import verify_records
-from resilient.vault.tags import read_tag
-from resilient.vault.verify import verify
+from resilient.vault.health.records import verify_records
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.abilities import recorded
+from resilient.vault.registry.catalog import lineage
+from resilient.vault.registry.generations import read_generation
+from resilient.vault.registry.tags import read_tag
 
 if TYPE_CHECKING:
     from resilient.testing.memory import MemoryStore

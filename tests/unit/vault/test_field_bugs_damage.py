@@ -24,11 +24,11 @@ from resilient.state.capture import Part
 from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.retention import Retention
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

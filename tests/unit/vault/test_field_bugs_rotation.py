@@ -23,13 +23,13 @@ from resilient.storage.fs import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage, resolve
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.retention import BestOf, Retention
-from resilient.vault.rotate import rotate
-from resilient.vault.tags import create_tag
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, lineage, resolve
+from resilient.vault.registry.retention import BestOf, Retention
+from resilient.vault.registry.tags import create_tag
+from resilient.vault.rotation.rotate import rotate
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -11,10 +11,15 @@ from resilient.clock import SystemClock
 from resilient.errors import Fenced, IntegrityError, KeyExists, NotExclusive
 from resilient.format.names import CheckpointId, generation_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.commit import commit
-from resilient.vault.generations import claim, list_numbers, read_generation, read_generations
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import discard, rotate
+from resilient.vault.registry.commit import commit
+from resilient.vault.registry.generations import (
+    claim,
+    list_numbers,
+    read_generation,
+    read_generations,
+)
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import discard, rotate
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from manifests import begin, save
 from resilient.errors import NothingToResume, RepositoryNotFound
 from resilient.format.names import CheckpointId, generation_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, lineage, resolve
-from resilient.vault.generations import mark_committed
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import rotate
+from resilient.vault.registry.catalog import committed, lineage, resolve
+from resilient.vault.registry.generations import mark_committed
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import rotate
 
 
 @pytest.fixture

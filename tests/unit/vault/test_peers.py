@@ -8,7 +8,7 @@ from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavaila
 from resilient.storage.buffers import Room
 from resilient.storage.store import Entry
 from resilient.testing.memory import MemoryStore
-from resilient.vault.peers import PIECE_BYTES_MAX, PeerServer, PeerStore
+from resilient.vault.tiers.peers import PIECE_BYTES_MAX, PeerServer, PeerStore
 from resilient.world.lines import Lines
 from resilient.world.serving import Address, address_toward, greeted, listen_for
 

@@ -6,8 +6,8 @@ import pytest
 
 from resilient.errors import ConfigError
 from resilient.format.names import CheckpointId
-from resilient.vault.planning import Content, Known, plan_rotation
-from resilient.vault.retention import BestOf, Retention, parse_best, parse_retention
+from resilient.vault.registry.planning import Content, Known, plan_rotation
+from resilient.vault.registry.retention import BestOf, Retention, parse_best, parse_retention
 
 
 def ids(*steps, life=1):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from resilient.testing.faults import Crash
-from resilient.vault.pool import each
+from resilient.vault.access.pool import each
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7])

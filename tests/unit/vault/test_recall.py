@@ -8,8 +8,8 @@ from resilient.errors import IntegrityError
 from resilient.format.digest import CHUNK_BYTES, digest_file
 from resilient.storage.buffers import Room
 from resilient.testing.memory import MemoryStore
-from resilient.vault.held import Held
-from resilient.vault.recall import RecallingStore
+from resilient.vault.reading.held import Held
+from resilient.vault.reading.recall import RecallingStore
 
 KEY = "checkpoint-1-g1/model.r00000.safetensors"
 CONTENT = bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"the rest"

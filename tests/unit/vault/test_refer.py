@@ -23,17 +23,17 @@ from resilient.state.load import assemble
 from resilient.state.stage import stage
 from resilient.storage.shared import SharedFolder, map_file
 from resilient.testing.memory import MemoryStore
-from resilient.vault import glimpse, refer
-from resilient.vault.catalog import read_manifest
-from resilient.vault.commit import commit, gather_receipts
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.glimpse import Glimpses
-from resilient.vault.held import Held
-from resilient.vault.read import read
-from resilient.vault.recall import RecallingStore
-from resilient.vault.refer import Base, base_of, divide
-from resilient.vault.verify import verify
-from resilient.vault.write import write
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.held import Held
+from resilient.vault.reading.read import read
+from resilient.vault.reading.recall import RecallingStore
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.reuse import glimpse, refer
+from resilient.vault.reuse.glimpse import Glimpses
+from resilient.vault.reuse.refer import Base, base_of, divide
+from resilient.vault.saving.write import write
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

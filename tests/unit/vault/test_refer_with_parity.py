@@ -7,12 +7,12 @@ from manifests import begin, frozen_parts_of, save
 
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.read import read
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import rotate
-from resilient.vault.verify import verify
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import rotate
 
 FIRST, SECOND, THIRD = (CheckpointId(1, step) for step in (1, 2, 3))
 

@@ -17,15 +17,15 @@ from resilient.format.regions import Region, whole
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.commit import commit, copy_manifest, gather_receipts
-from resilient.vault.mend import mend_file
-from resilient.vault.read import read
-from resilient.vault.repair import carry_out_repair, plan_repair
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import rotate
-from resilient.vault.verify import verify
-from resilient.vault.write import write
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.mend import mend_file
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import rotate
+from resilient.vault.saving.write import write
 
 CHECKPOINT = CheckpointId(1, 7)
 MODEL = CHECKPOINT.key("model.r00000.safetensors")

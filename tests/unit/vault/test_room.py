@@ -6,9 +6,9 @@ import pytest
 
 from resilient.errors import ConfigError, StoreFull
 from resilient.storage.shared import SharedFolder
-from resilient.vault import leased
-from resilient.vault.leased import Leased, Share
-from resilient.vault.room import Room
+from resilient.vault.keeper import leased
+from resilient.vault.keeper.leased import Leased, Share
+from resilient.vault.keeper.room import Room
 
 PAGE = 4096
 

@@ -10,10 +10,10 @@ from resilient.errors import Fenced
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed
-from resilient.vault.retention import BestOf, Retention
-from resilient.vault.rotate import look, rotate
-from resilient.vault.tags import create_tag
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.retention import BestOf, Retention
+from resilient.vault.registry.tags import create_tag
+from resilient.vault.rotation.rotate import look, rotate
 
 CLOCK = SystemClock()
 NEWEST = CheckpointId(1, 5)

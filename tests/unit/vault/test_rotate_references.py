@@ -10,12 +10,12 @@ from resilient.errors import Fenced
 from resilient.format.names import CheckpointId
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import carry_out, look, rotate
-from resilient.vault.tags import create_tag
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.retention import Retention
+from resilient.vault.registry.tags import create_tag
+from resilient.vault.rotation.rotate import carry_out, look, rotate
 
 MODEL = "model.r00000.safetensors"
 LAST = Retention(keep_last=1)

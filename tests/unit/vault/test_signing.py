@@ -26,19 +26,19 @@ from resilient.format.signature import Signing, SigningKey
 from resilient.state.capture import Part
 from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.commit import commit
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.rotate import discard, rotate
-from resilient.vault.signing import (
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.commit import commit
+from resilient.vault.registry.retention import Retention
+from resilient.vault.registry.signing import (
     Signature,
     check_signature,
     put_signature,
     signature_problem,
 )
-from resilient.vault.verify import verify
+from resilient.vault.rotation.rotate import discard, rotate
 from resilient.world.comms import Comms
 from resilient.world.launch import Launch, read_launch, read_signing_key, write_launch
 from resilient.world.memory import MemoryBoard
@@ -125,8 +125,8 @@ def forged(store):
     from resilient.state.arena import Arena
     from resilient.state.capture import capture
     from resilient.state.stage import stage
-    from resilient.vault.commit import gather_receipts
-    from resilient.vault.write import write
+    from resilient.vault.registry.commit import gather_receipts
+    from resilient.vault.saving.write import write
 
     manifest = read_manifest(store, CHECKPOINT)
     [signature] = [store.objects[key] for key in signatures(store)]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from resilient.errors import DeadlineExceeded, PeerFailed, SaveFailed
-from resilient.vault.stream import Slot, Stream, is_gone
+from resilient.vault.keeper.stream import Slot, Stream, is_gone
 from resilient.world.agreement import Failure
 
 

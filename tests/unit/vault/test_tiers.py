@@ -24,15 +24,15 @@ from resilient.opening import open_checkpointer
 from resilient.testing.memory import MemoryStore
 from resilient.train.arguments import TrainingArguments
 from resilient.vault import facts
-from resilient.vault.catalog import committed, read_manifest
-from resilient.vault.generations import claim
-from resilient.vault.guest import KeeperAddress
-from resilient.vault.promote import promote
-from resilient.vault.promoter import Tiering
-from resilient.vault.read import read
-from resilient.vault.retention import Retention
-from resilient.vault.tiers import TieredStore
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.keeper.guest import KeeperAddress
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.generations import claim
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.promoter import Tiering
+from resilient.vault.tiers.promote import promote
+from resilient.vault.tiers.tiers import TieredStore
 
 
 class Failing(MemoryStore):

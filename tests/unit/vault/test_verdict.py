@@ -9,8 +9,8 @@ from resilient.events import Emitter
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.persist import Job
-from resilient.vault.verdict import find_verdict
+from resilient.vault.keeper.verdict import find_verdict
+from resilient.vault.saving.persist import Job
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -8,9 +8,9 @@ from manifests import begin, save
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
-from resilient.vault.catalog import read_manifest
-from resilient.vault.read import read
-from resilient.vault.verify import verify
+from resilient.vault.health.verify import verify
+from resilient.vault.reading.read import read
+from resilient.vault.registry.catalog import read_manifest
 
 CHECKPOINT = CheckpointId(1, 7)
 

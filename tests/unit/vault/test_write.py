@@ -15,7 +15,7 @@ from resilient.format.shard import HostFile
 from resilient.storage.filling import files_at_once, ranges_of
 from resilient.storage.parts import Parts
 from resilient.testing.memory import MemoryStore
-from resilient.vault.write import SMALL_BYTES, write
+from resilient.vault.saving.write import SMALL_BYTES, write
 
 CHECKPOINT = CheckpointId(1, 1)
 COUNT, SIZE_BYTES = 8, SMALL_BYTES // 4

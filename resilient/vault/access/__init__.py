@@ -1,0 +1,1 @@
+"""Objects of a store as proved bytes: asked for again, called damage, several at once."""

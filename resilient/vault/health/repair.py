@@ -1,0 +1,299 @@
+"""Findings to a plan (reads only), and the plan carried out: whole files take damaged ones' place.
+
+Nothing is put that was not proved against the manifest, each file by one atomic put under the
+key that it always had, the manifest itself last. So a repair never makes anything worse, may end
+anywhere, and may be run again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.errors import IntegrityError, KeyNotFound, NothingToResume
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.manifest import decode
+from resilient.format.names import MANIFEST, MANIFEST_COPY
+from resilient.vault.access.fetch import fetch
+from resilient.vault.health.verify import copy_problem, damages
+from resilient.vault.reading.mend import can_mend, find_chunk, mend_file
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.generations import create_record, read_generation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.health.verify import Damage
+
+COPY = "its second copy"
+PARITY = "parity"
+OWN_BYTES = "its own first bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One file that can be made whole.
+
+    Attributes:
+        file: its name.
+        problem: what is wrong with it now.
+        source: where its bytes come from.
+    """
+
+    file: str
+    problem: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One file that cannot be made whole.
+
+    Attributes:
+        file: its name.
+        problem: what is wrong with it.
+        start: first byte of the damage.
+        stop: the byte after its last.
+        tensors: names of all tensors that have bytes there.
+    """
+
+    file: str
+    problem: str
+    start: int = 0
+    stop: int = 0
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What a repair would do, and what it cannot.
+
+    Attributes:
+        checkpoint: which one.
+        manifest: its table of contents, wherever that was found; None if it is lost.
+        manifest_bytes: the same as stored, to be put; None if the manifest is whole.
+        fixes: files that can be made whole, in the order in which they are put.
+        losses: files that cannot.
+        is_gone: whether the checkpoint has no manifest, and shall have one again.
+    """
+
+    checkpoint: CheckpointId
+    manifest: Manifest | None
+    manifest_bytes: bytes | None
+    fixes: tuple[Fix, ...]
+    losses: tuple[Loss, ...]
+    is_gone: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether resume can take the checkpoint once the plan is carried out."""
+        needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
+        return not any(one.file in needed for one in self.losses)
+
+    @property
+    def lost_tensors(self) -> tuple[str, ...]:
+        """Names of tensors with lost bytes."""
+        return tuple(sorted({name for one in self.losses for name in one.tensors}))
+
+    @property
+    def whole_tensors(self) -> tuple[str, ...]:
+        """Names of tensors that are whole, or will be."""
+        everything = self.manifest.tensors if self.manifest else ()
+        lost = set(self.lost_tensors)
+        return tuple(one.name for one in everything if one.name not in lost)
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """Whether each part is whole, or will be: its tensors and its plain values."""
+        manifest = self.manifest
+        if manifest is None:
+            return {}
+        hurt = {one.part for one in manifest.tensors if one.name in set(self.lost_tensors)}
+        documents = {one.file for one in self.losses}
+        return {
+            one.name: one.name not in hurt and one.document not in documents
+            for one in manifest.parts
+        }
+
+
+def plan_repair(
+    store: Store,
+    checkpoint: CheckpointId,
+    others: Sequence[Store] = (),
+    *,
+    undelete: bool = False,
+) -> RepairPlan:
+    """Return what a repair of a checkpoint would do: every byte of it is read for that.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        checkpoint: which one.
+        others: repositories that may hold the same checkpoint.
+        undelete: repair it although its manifest is gone, which usually means that somebody or a
+            rotation let it go.
+
+    Raises:
+        NothingToResume: it has no manifest, and ``undelete`` was not asked for or finds no copy.
+        IncompatibleCheckpoint: a newer format.
+        StoreError: a store failed, which says nothing about the checkpoint.
+    """
+    manifest, data, fixes = _manifest(store, checkpoint, others, undelete=undelete)
+    if manifest is None:
+        return RepairPlan(checkpoint, None, None, (), (Loss(MANIFEST, "damaged, and no copy"),))
+    found = damages(store, manifest, "full")
+    left = {one.finding.file: _not_elsewhere(one, manifest, others) for one in found}
+    losses = []
+    for one in found:
+        name, problem = one.finding.file, one.finding.problem
+        if can_mend(manifest, name, left):
+            fixes = [*fixes, Fix(name, problem, _source(one, left[name], others))]
+        else:
+            span = one.finding
+            losses.append(Loss(name, problem, span.start, span.stop, one.tensors))
+    problem = copy_problem(store, checkpoint, "full") if manifest.parity else ""
+    if problem:
+        fixes = [*fixes, Fix(MANIFEST_COPY, problem, "the manifest")]
+    # The manifest last: as in a save, what it names is there before it is.
+    fixes = sorted(fixes, key=lambda one: one.file == MANIFEST)
+    gone = data is not None and not _is_there(store, checkpoint)
+    return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
+
+
+def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> None:
+    """Put every file that can be made whole, proved; a checkpoint that was gone only if all can.
+
+    Crash: each file is what it was or whole; the same repair again goes on from there.
+
+    Args:
+        store: the repository.
+        plan: what :func:`plan_repair` returned for it.
+        others: as for the plan.
+
+    Raises:
+        NothingToResume: the checkpoint was let go meanwhile; no file was put since.
+        IntegrityError: more is damaged now than when the plan was made.
+        StoreError: a store failed.
+    """
+    manifest, checkpoint = plan.manifest, plan.checkpoint
+    if manifest is None:
+        return
+    if plan.is_gone and not plan.is_whole:
+        return
+    for fix in plan.fixes:
+        if not plan.is_gone and not _is_there(store, checkpoint):
+            raise NothingToResume(
+                f"{checkpoint} was let go while it was repaired",
+                hint=f"resilient ckpt ls {store.url}",
+            )
+        if fix.file == MANIFEST:
+            _put_manifest(store, plan)
+        elif fix.file == MANIFEST_COPY:
+            store.put(checkpoint.copy_key, plan.manifest_bytes or _bytes_of(store, checkpoint))
+        else:
+            data = mend_file([store, *others], manifest, manifest.file(fix.file))
+            store.put(manifest.key(fix.file), data)
+
+
+def _put_manifest(store: Store, plan: RepairPlan) -> None:
+    assert plan.manifest_bytes is not None, "a fix of the manifest has its bytes"  # noqa: S101
+    if plan.is_gone:
+        create_record(store, plan.checkpoint.manifest_key, plan.manifest_bytes)
+    else:
+        store.put(plan.checkpoint.manifest_key, plan.manifest_bytes)
+
+
+def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
+    try:
+        store.stat(checkpoint.manifest_key)
+    except KeyNotFound:
+        return False
+    return True
+
+
+def _manifest(
+    store: Store, checkpoint: CheckpointId, others: Sequence[Store], *, undelete: bool
+) -> tuple[Manifest | None, bytes | None, list[Fix]]:
+    """Return the manifest; if it has to be replaced, also its bytes and the fix."""
+    try:
+        return read_manifest(store, checkpoint), None, []
+    except IntegrityError as error:
+        problem = error.message
+    except KeyNotFound as error:
+        problem = "gone"
+        if not undelete:
+            raise _gone(store, checkpoint) from error
+    for data, source in _copies(store, checkpoint, others):
+        manifest = decode(data, checkpoint.manifest_key)
+        return manifest, data, [Fix(MANIFEST, problem, source)]
+    if problem == "gone":
+        raise _gone(store, checkpoint)
+    return None, None, []
+
+
+def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
+    has_copy = not copy_problem(store, checkpoint, "full")
+    way = f"resilient ckpt repair {checkpoint} {store.url} --undelete"
+    return NothingToResume(
+        f"{checkpoint} has no manifest at {store.url}: it was never committed, or was let go by a "
+        "rotation or by hand; repair does not bring back by itself what was let go",
+        hint=way if has_copy else f"resilient ckpt ls {store.url}",
+    )
+
+
+def _copies(
+    store: Store, checkpoint: CheckpointId, others: Sequence[Store]
+) -> list[tuple[bytes, str]]:
+    """Return whole copies of a manifest, the nearest first, and where each lies."""
+    found = []
+    with suppress(KeyNotFound, IntegrityError):
+        found.append((_proved(store, checkpoint, checkpoint.copy_key), COPY))
+    for other in others:
+        with suppress(KeyNotFound, IntegrityError):
+            if _same_life(store, other, checkpoint.generation):
+                found.append((_bytes_of(other, checkpoint), other.url))
+    return found
+
+
+def _bytes_of(store: Store, checkpoint: CheckpointId) -> bytes:
+    return _proved(store, checkpoint, checkpoint.manifest_key)
+
+
+def _proved(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
+    def prove(data: bytes) -> bytes:
+        decode(data, checkpoint.manifest_key)
+        return data
+
+    return fetch(store, key, prove, DOCUMENT_BYTES_MAX)
+
+
+def _same_life(store: Store, other: Store, number: int) -> bool:
+    """Say whether a life's record is the same in both repositories.
+
+    Names alone prove nothing: another run, or a fork of this one, has folders of these names.
+    """
+    return read_generation(store, number) == read_generation(other, number)
+
+
+def _not_elsewhere(damage: Damage, manifest: Manifest, others: Sequence[Store]) -> frozenset[int]:
+    """Return the damaged chunks that no other place holds."""
+    chunks = damage.chunks or frozenset()
+    if not others:
+        return chunks
+    entry = manifest.file(damage.finding.file)
+    return frozenset(one for one in chunks if find_chunk(others, manifest, entry, one) is None)
+
+
+def _source(damage: Damage, left: frozenset[int], others: Sequence[Store]) -> str:
+    """Say where a file's missing bytes come from."""
+    elsewhere = " or ".join(one.url for one in others)
+    if not damage.chunks:
+        return OWN_BYTES
+    if not left:
+        return elsewhere
+    return PARITY if left == damage.chunks else f"{PARITY} and {elsewhere}"

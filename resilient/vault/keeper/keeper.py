@@ -1,0 +1,204 @@
+"""The keeper: a process per host that owns staged bytes and persists them, whatever happens.
+
+``python -m resilient.vault.keeper.keeper --socket PATH``, started by the agent. It serves a
+Unix-domain socket with one JSON object per line; the bytes lie in shared memory. It lives until
+its standard input ends: the agent closes it to say goodbye, and the kernel closes it when the agent
+dies, however it dies. Then the saves in flight have ``--linger-seconds`` to land; nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.clock import SystemClock
+from resilient.errors import ResilientError, UsageError
+from resilient.storage.shared import ROOT, SharedFolder, sweep
+from resilient.vault.keeper.leased import Share
+from resilient.vault.keeper.manners import step_back
+from resilient.vault.keeper.room import Room
+from resilient.vault.keeper.seat import Seat
+from resilient.world.agreement import Failure
+from resilient.world.lines import BadLine, Lines
+from resilient.world.sockets import BoardServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.clock import Clock
+
+_TICK_SECONDS = 0.05
+_SLICE_SECONDS = 0.5
+# A group's signals are for the trainers: they may still want to hand over their last save.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Keeper:
+    """Serves the ranks of one host.
+
+    Args:
+        path: of the socket.
+        room: the shared memory of this host.
+        board: the board that ranks may use if this is the coordinator's host.
+        clock: time.
+
+    Raises:
+        OSError: it cannot listen at ``path``.
+    """
+
+    def __init__(self, path: Path, room: Room, board: BoardServer, clock: Clock) -> None:
+        self._room = room
+        self._board = board
+        self._clock = clock
+        self._seats: list[Seat] = []
+        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, name="keeper", daemon=True).start()
+
+    def settle(self, within_seconds: float) -> bool:
+        """Wait until no save and no promotion is in flight; say whether that came in time."""
+        deadline_seconds = self._clock.monotonic_seconds() + within_seconds
+        while self._busy("") or any(one.is_promoting for one in self._seats):
+            if self._clock.monotonic_seconds() > deadline_seconds:
+                return False
+            self._clock.sleep(_TICK_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Stop to serve."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._board.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._converse, args=(connection,), name="seat", daemon=True
+            ).start()
+
+    def _converse(self, connection: socket.socket) -> None:
+        seat = Seat(self._room, self._vacate)
+        with self._lock:
+            self._seats.append(seat)
+        lines = Lines(connection)
+        try:
+            while (asked := lines.receive()) is not None:
+                lines.send(self._answer(seat, asked))
+        except BadLine as error:
+            with suppress(OSError):
+                lines.send(Failure(UsageError.code, str(error)).to_json())
+        except OSError:
+            pass
+        finally:
+            connection.close()
+            seat.leave()
+
+    def _answer(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
+        verb = asked.get("verb")
+        if verb == "hello":
+            return self._welcome(seat, asked)
+        if verb == "settle":
+            return {"is_busy": self._is_busy_for_a_slice(seat.url)}
+        if verb == "recall":
+            return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
+        return seat.answer(asked)
+
+    def _welcome(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer all that a new life wants to know first: one question, not three."""
+        answer = seat.answer(asked)
+        if "failure" in answer:
+            return answer
+        is_busy = self._is_busy_for_a_slice(seat.url)
+        return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
+
+    def _is_busy_for_a_slice(self, url: str) -> bool:
+        """Say whether saves to ``url`` are in flight on this host, after waiting a little."""
+        deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
+        while self._busy(url) or self._room.is_saved_elsewhere(url):
+            if self._clock.monotonic_seconds() > deadline_seconds:
+                return True
+            self._clock.sleep(_TICK_SECONDS)
+        return False
+
+    def _busy(self, url: str) -> int:
+        with self._lock:
+            return sum(one.is_busy for one in self._seats if not url or one.url == url)
+
+    def _held(self, url: str) -> dict[str, Any]:
+        with self._lock:
+            return {
+                key: held for one in self._seats if one.url == url for key, held in one.held.items()
+            }
+
+    def _vacate(self) -> None:
+        """Give back the memory of past lives: a new one begins to stage."""
+        with self._lock:
+            past = [one for one in self._seats if one.is_left and not one.is_busy]
+            self._seats = [one for one in self._seats if one not in past or one.is_promoting]
+        for seat in past:
+            seat.forget()
+
+
+def main(arguments: list[str]) -> int:
+    """Keep until standard input ends, then let the saves in flight land; 0 if all did."""
+    given = _parser().parse_args(arguments)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    step_back()
+    sweep(given.shared)
+    folder = SharedFolder(given.shared)
+    # Listening on all interfaces it has no name of its own: the ranks know one.
+    board = BoardServer(given.listen, given.listen)
+    share = Share(given.host_bytes_max, given.ranks, given.auto)
+    keeper = Keeper(given.socket, Room(folder, share), board, SystemClock())
+    with suppress(OSError):
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+    while os.read(0, 1 << 10):
+        pass
+    is_done = keeper.settle(given.linger_seconds)
+    keeper.close()
+    folder.close()
+    given.socket.unlink(missing_ok=True)
+    return 0 if is_done else 1
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except (ResilientError, OSError) as error:
+        with suppress(OSError):
+            sys.stdout.write(f"{error}\n")
+            sys.stdout.flush()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="resilient.vault.keeper.keeper", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="where the ranks connect")
+    parser.add_argument("--listen", default="127.0.0.1", help="address of the keepers' board")
+    parser.add_argument("--shared", type=Path, default=ROOT, help="folder in memory")
+    parser.add_argument("--host-bytes-max", type=int, default=0, help="bound for this host")
+    parser.add_argument("--ranks", type=int, default=1, help="of this host, which share it")
+    parser.add_argument("--auto", action="store_true", help="the bound is the machine's")
+    parser.add_argument("--linger-seconds", type=float, default=25.0, help="for saves in flight")
+    return parser
+
+
+if __name__ == "__main__":
+    # Not sys.exit: a save past its deadline must not hold this process back.
+    os._exit(_run(sys.argv[1:]))

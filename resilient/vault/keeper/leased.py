@@ -1,0 +1,163 @@
+"""A rank's share of its host's keeper: memory that lasts from save to save, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError, StoreFull
+from resilient.format.shard import HostFile
+from resilient.storage.machine import memory_left_bytes
+from resilient.storage.shared import SPARE_BYTES, map_file
+from resilient.vault.keeper.stream import SLOTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from resilient.errors import ResilientError
+    from resilient.format.shard import Lending
+
+_PAGE_BYTES = 4096
+# A name that no file of a checkpoint can have.
+_SLOT = "slot/"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank may take of the keeper's memory.
+
+    Attributes:
+        host_bytes_max: bound for all ranks of the host; 0 for none.
+        ranks: that share it.
+        is_auto: whether the bound is the machine's and not the user's.
+    """
+
+    host_bytes_max: int = 0
+    ranks: int = 1
+    is_auto: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What is this rank's."""
+        return self.host_bytes_max // self.ranks
+
+    def has_room(self, needed_bytes: int) -> bool:
+        """Say whether so much can be staged at once.
+
+        What the machine by itself gives a keeper is no wish of the user's: as long as the
+        trainer has memory of its own for it, it is staged there.
+        """
+        if not self.size_bytes or needed_bytes <= self.size_bytes:
+            return True
+        left_bytes = memory_left_bytes() if self.is_auto else None
+        return left_bytes is not None and left_bytes > needed_bytes + SPARE_BYTES
+
+    def refuse(self, needed_bytes: int) -> ResilientError:
+        """Return the error that says that the host's bound is smaller than what is needed of it."""
+        if self.is_auto:
+            return StoreFull(
+                f"{needed_bytes} bytes are needed and this host's keeper has {self.host_bytes_max}",
+                hint=f"resilient train --host-bytes-max {needed_bytes} or more",
+            )
+        return ConfigError(
+            f"staging needs at least {needed_bytes} bytes of this host's memory and "
+            f"host_bytes_max allows {self.host_bytes_max}; nothing was saved, older "
+            "checkpoints are intact",
+            hint=f"resilient train --host-bytes-max {needed_bytes} or more",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return {
+            "host_bytes_max": self.host_bytes_max,
+            "ranks": self.ranks,
+            "is_auto": self.is_auto,
+        }
+
+
+class Leased:
+    """Shared memory that the keeper has reserved for this rank, mapped here.
+
+    Args:
+        ask: asks the keeper.
+    """
+
+    def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
+        self._ask = ask
+        self._held: dict[str, memoryview] = {}
+        self.share = Share()
+
+    def get(self, name: str, size_bytes: int) -> memoryview:
+        """Return memory for a file, the same as last time where it is long enough.
+
+        Raises:
+            ConfigError: the bound is too small.
+            ResilientError: there is none.
+        """
+        held = self._held.get(name)
+        if held is None or len(held) < size_bytes:
+            held = self._held[name] = self._reserve(name, size_bytes, is_new=held is None)
+        return held[:size_bytes]
+
+    def with_memory(self, file: HostFile) -> HostFile:
+        """Return a file in shared memory: it lies there, or is copied now."""
+        held = self._held.get(file.name)
+        data = memoryview(file.data)
+        if held is not None and held.obj is data.obj:
+            return file
+        target = self.get(file.name, len(data))
+        target[:] = data
+        return HostFile(file.name, target, file.tensors)
+
+    def has_room(self, sizes: Mapping[str, int]) -> bool:
+        """Say whether files of these names and lengths fit together; let go of all others.
+
+        Args:
+            sizes: bytes by name.
+        """
+        lengths = {name: len(self._held.get(name, b"")) for name in sizes}
+        fits = self.share.has_room(sum(max(_rounded(sizes[one]), lengths[one]) for one in sizes))
+        self._release([name for name in self._held if not fits or name not in sizes])
+        return fits
+
+    def slots(self, files: Sequence[Lending]) -> dict[str, memoryview]:
+        """Return the memory through which these files are streamed, by name of the slot.
+
+        Raises:
+            ConfigError: there is no room for one of them.
+        """
+        if not files:
+            return {}
+        slot_bytes = _rounded(max(file.size_bytes for file in files))
+        others_bytes = sum(len(one) for name, one in self._held.items() if _SLOT not in name)
+        count = (self.share.size_bytes - others_bytes) // slot_bytes
+        if count < 1:
+            raise self.share.refuse((slot_bytes + others_bytes) * self.share.ranks)
+        names = [f"{_SLOT}{number}" for number in range(min(count, len(files), SLOTS_MAX))]
+        return {name: self.get(name, slot_bytes) for name in names}
+
+    def forget(self) -> None:
+        """Never write there again: the keeper may only be asleep, and read."""
+        self._held = {}
+
+    def _release(self, names: Sequence[str]) -> None:
+        if names:
+            self._ask("release", names=list(names))
+            for name in names:
+                del self._held[name]
+
+    def _reserve(self, name: str, size_bytes: int, *, is_new: bool) -> memoryview:
+        # What grows by a few bytes from save to save shall not ask each time.
+        roomy_bytes = size_bytes if is_new else size_bytes + size_bytes // 2
+        try:
+            answer = self._ask("reserve", name=name, size_bytes=_rounded(roomy_bytes))
+        except ConfigError:
+            if is_new:
+                raise
+            answer = self._ask("reserve", name=name, size_bytes=_rounded(size_bytes))
+        return map_file(Path(answer["path"]), answer["size_bytes"], writable=True)
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES

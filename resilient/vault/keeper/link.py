@@ -1,0 +1,336 @@
+"""A rank's side of the keeper: stage into shared memory, hand the job over, hear the verdict.
+
+Nothing waits for the keeper on the way: it is told of a job while its bytes are copied, and a
+thread listens for the verdict. All ranks hand over, or none does: after each copy they agree
+whether every one of them reached its keeper. If one did not, this save is persisted by a thread
+in each rank, as without a keeper.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    PeerFailed,
+    ResilientError,
+)
+from resilient.vault import facts
+from resilient.vault.keeper.conversation import Conversation
+from resilient.vault.keeper.guest import KeeperAddress, introduction, tiers_to_json
+from resilient.vault.keeper.handover import to_json
+from resilient.vault.keeper.leased import Leased, Share
+from resilient.vault.keeper.stream import feed
+from resilient.vault.keeper.verdict import find_verdict
+from resilient.vault.reading.held import Held
+from resilient.vault.reading.recall import RecallingStore
+from resilient.vault.saving.persister import ThreadPersister
+from resilient.world.agreement import Failure, agree, attempt
+from resilient.world.serving import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.format.shard import Lending
+    from resilient.storage.store import Store
+    from resilient.vault.desk import Desk
+    from resilient.vault.saving.persist import Job
+    from resilient.vault.saving.persister import Persister
+
+_ANSWER_SECONDS = 10.0
+
+
+class KeeperPersister:
+    """Hands jobs to the keeper of this host, and to ``fallback`` when a rank has none.
+
+    Args:
+        address: where the keeper is.
+        fallback: persists in this process.
+    """
+
+    def __init__(self, address: KeeperAddress, fallback: Persister) -> None:
+        self._address = address
+        self._fallback = fallback
+        self._talk: Conversation | None = None
+        self._board: Address | None = None
+        self._why_not = "it was not asked yet"
+        self._is_announced = False
+        self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
+        self._handed: tuple[Desk, Job] | None = None
+        self._ended: Any = None
+        self._listener: threading.Thread | None = None
+        self._heard: Any = None
+        self._is_last_kept = False
+
+    def open(self, desk: Desk) -> Store:
+        """Connect, wait for what past lives left in flight, and agree on the keepers' board.
+
+        Collective: every rank, before it asks what to resume from.
+        """
+        mine = attempt(lambda: self._settle(desk))
+        self._why_not = mine.message if isinstance(mine, Failure) else ""
+        shown = None if isinstance(mine, Failure) else mine
+        within_seconds = desk.limits.within_seconds
+        board = agree(desk.comms, "keeper/board", shown, _first_if_all, within_seconds)
+        if board is None:
+            self._lose(self._why_not or "another host has none")
+        if self._talk is None:
+            return desk.store
+        self._board = Address.from_json(board)
+        return self._recalling(desk, board)
+
+    def begin(self, topic: str) -> None:
+        """Announce a job; if this process dies now, its peers fail at once."""
+        self._is_announced = True
+        if self._talk is None:
+            return
+        begun = attempt(lambda: self._to().tell("begin", topic=topic))
+        self._why_not = begun.message if isinstance(begun, Failure) else ""
+
+    def buffer(self, name: str, size_bytes: int) -> memoryview:
+        """Return shared memory, or private memory if there is none for a job announced.
+
+        Raises:
+            ConfigError: ``host_bytes_max`` is too small.
+            ResilientError: there is none yet; past lives still have theirs.
+        """
+        if self._talk is not None and not self._why_not:
+            try:
+                return self._leased.get(name, size_bytes)
+            except ConfigError:
+                raise
+            except ResilientError as error:
+                if not self._is_announced:
+                    raise
+                self._why_not = error.message
+        return self._fallback.buffer(name, size_bytes)
+
+    def streams(self, sizes: Mapping[str, int]) -> bool:
+        """Say whether this rank's share of the keeper's memory is smaller than these files."""
+        if self._talk is None or self._why_not:
+            return False
+        has_room = attempt(lambda: self._leased.has_room(sizes))
+        return has_room is False
+
+    def submit(self, desk: Desk, job: Job) -> None:
+        """Hand the job over if every rank can; else persist it here. Collective.
+
+        If a rank has no room for its files, all see this job to its end before they go on.
+        """
+        self._is_announced = False
+        shared = attempt(lambda: self._all_shared(job))
+        why_not = shared.message if isinstance(shared, Failure) else self._why_not
+        shown: Any = {"why_not": why_not, "streams": bool(job.streamed)}
+        if isinstance(shared, Failure) and isinstance(shared.cause, ConfigError):
+            # What the user asked for is too little: no way around it, on any rank.
+            shown = shared
+        way = agree(desk.comms, f"{job.topic}/way", shown, _way, desk.limits.within_seconds)
+        if way["why_not"] or isinstance(shared, Failure):
+            desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, way["why_not"]))
+            self._is_last_kept = False
+            self._fallback.submit(desk, job)
+            return
+        shared, slots = shared
+        self._handed = (desk, shared)
+        sent = {"job": to_json(shared, desk.world.rank, slots), "context": dict(desk.emit.context)}
+        sent["tiers"] = tiers_to_json(desk)
+        # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
+        attempt(lambda: self._to().tell("save", **sent))
+        self._listener = threading.Thread(
+            target=self._listen, args=(job.streamed, slots), name="resilient-listen", daemon=True
+        )
+        self._listener.start()
+        if way["streams"]:
+            self._ended = attempt(self._see_to_its_end)
+
+    def wait(self) -> None:
+        """Return when the job handed over is durable.
+
+        A keeper that died is no verdict: the ruling on the board is, or else the store. Without
+        any, the trainers persist by themselves: the bytes still lie in their memory. Collective
+        if the job is not durable.
+
+        Raises:
+            SaveFailed: it could not be made so; older checkpoints are intact.
+            Fenced: a newer life began, so nothing was committed.
+        """
+        ended, self._ended = self._ended, None
+        if isinstance(ended, Failure):
+            raise ended.cause or ended.to_error(1)
+        self._see_to_its_end()
+
+    def close(self) -> None:
+        """Leave the keeper; it keeps what was committed last for the next life."""
+        self._fallback.close()
+        self._lose("it was closed")
+
+    def _see_to_its_end(self) -> None:
+        handed, self._handed = self._handed, None
+        if handed is None or self._listener is None:
+            self._fallback.wait()
+            return
+        self._is_last_kept = True
+        self._listener.join()
+        failed = self._heard
+        if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
+            self._lose(failed.message)
+            failed = attempt(lambda: find_verdict(*handed, self._board, failed.message))
+        desk, job = handed
+        if isinstance(failed, Failure):
+            self._persist_here(*handed, failed)
+        elif desk.promoter and desk.leads:
+            desk.promoter.note(job.about.checkpoint)
+
+    def finish(self, within_seconds: float) -> bool:
+        """Have the keeper bring what it committed last to the durable tier.
+
+        Args:
+            within_seconds: how long the keepers of other hosts may take to come.
+
+        Returns:
+            Whether it did: not if the last save was not its, or it is gone.
+
+        Raises:
+            SaveFailed: the near tier alone has it.
+            Fenced: a newer life began.
+        """
+        if not self._is_last_kept:
+            return False
+        try:
+            talk = self._to()
+            talk.ask("finish", within_seconds=within_seconds)
+            while talk.ask("wait").get("is_pending"):
+                continue
+        except PeerFailed as error:
+            self._lose(error.message)
+            return False
+        return True
+
+    def _settle(self, desk: Desk) -> dict[str, Any]:
+        """Introduce this rank, wait for older saves, and return where the keeper's board is."""
+        talk = self._talk = Conversation(self._address.path)
+        welcome = talk.ask("hello", **introduction(self._address, desk))
+        self._leased.share = Share(**welcome["share"])
+        deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
+        is_busy = welcome["is_busy"]
+        while is_busy and desk.clock.monotonic_seconds() < deadline_seconds:
+            is_busy = talk.ask("settle")["is_busy"]
+        board: dict[str, Any] = welcome["board"]
+        return board | {"host": board["host"] or self._address.host}
+
+    def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
+        """Join the keepers' board, and return a store that knows what the keeper holds."""
+
+        def join() -> dict[str, Any]:
+            self._to().tell("join", board=board)
+            return self._to().ask("recall")
+
+        answer = attempt(join)
+        if isinstance(answer, Failure):
+            self._lose(answer.message)
+            return desk.store
+        held = {key: Held.from_json(one) for key, one in answer["held"].items()}
+        return RecallingStore(desk.store, held, lambda key: desk.emit(facts.MemoryDoubted(key)))
+
+    def _all_shared(self, job: Job) -> tuple[Job, dict[str, memoryview]]:
+        """Return the job with every file in shared memory, and slots for those that are streamed.
+
+        Small files are copied now.
+        """
+        if self._why_not:
+            raise PeerFailed(self._why_not)
+        # The announcement was heard while the bytes were copied.
+        self._to().hear()
+        shared = replace(job, files=tuple(self._leased.with_memory(file) for file in job.files))
+        return shared, self._leased.slots(job.streamed)
+
+    def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> None:
+        """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
+
+        Raises:
+            SaveFailed: it could not be made durable this way either.
+            Fenced: a newer life began.
+        """
+        shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
+        # A rank that died cannot answer; its peers shall not wait for it as for a slow store.
+        within_seconds = min(desk.limits.within_seconds, _ANSWER_SECONDS)
+        topic = f"{job.topic}/here"
+        try:
+            is_gone = agree(desk.comms, f"{topic}/why", shown, _is_any_gone, within_seconds)
+        except (DeadlineExceeded, PeerFailed):
+            is_gone = False
+        if not is_gone:
+            raise failed.cause or failed.to_error(1)
+        desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, failed.message))
+        self._is_last_kept = False
+        self._fallback.submit(desk, replace(job, topic=topic))
+        self._fallback.wait()
+
+    def _listen(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+        self._heard = attempt(lambda: self._hear_verdict(files, slots))
+
+    def _hear_verdict(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+        """Return when the keeper says that the job is durable, and give it what it asks for.
+
+        Raises:
+            PeerFailed: the keeper did not take it, or is gone.
+            ResilientError: its verdict.
+        """
+        talk = self._to()
+        try:
+            talk.hear()
+        except ResilientError as error:
+            raise PeerFailed(error.message) from error
+        feed(talk, files, slots)
+
+    def _to(self) -> Conversation:
+        """Return the conversation with the keeper.
+
+        Raises:
+            PeerFailed: there is none.
+        """
+        if self._talk is not None and self._talk.is_over:
+            self._lose("it did not answer")
+        if self._talk is None:
+            raise PeerFailed(f"the keeper is gone: {self._why_not}")
+        return self._talk
+
+    def _lose(self, why: str) -> None:
+        self._why_not = self._why_not or why
+        # One that was only asleep may still read them: nobody writes there any more.
+        self._leased.forget()
+        if self._talk is not None:
+            self._talk.close()
+            self._talk = None
+
+
+def persister_for(
+    keeper: KeeperAddress | None, url: str, storage_options: Mapping[str, Any]
+) -> Persister:
+    """Return who persists jobs for ``url``: the keeper if there is one, else a thread."""
+    thread = ThreadPersister()
+    if keeper is None:
+        return thread
+    address = replace(keeper, url=url, storage_options=storage_options)
+    return KeeperPersister(address, thread)
+
+
+def _first_if_all(boards: list[Any]) -> Any:
+    return boards[0] if all(boards) else None
+
+
+def _way(shown: list[Any]) -> dict[str, Any]:
+    reasons = [
+        f"rank {rank}: {one['why_not']}" if len(shown) > 1 else one["why_not"]
+        for rank, one in enumerate(shown)
+        if one["why_not"]
+    ]
+    return {"why_not": next(iter(reasons), ""), "streams": any(one["streams"] for one in shown)}
+
+
+def _is_any_gone(shown: list[Any]) -> bool:
+    return any(one["gone"] for one in shown)

@@ -1,0 +1,1 @@
+"""Committed checkpoint to proved bytes, from storage, from memory or mended."""

@@ -1,0 +1,165 @@
+"""Large files range by range, several ranges at once, each proved as it arrives."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from resilient.format.digest import CHUNK_BYTES, digest_pieces
+from resilient.format.extents import Extents, Place, names_in, runs
+from resilient.storage.buffers import Room, new_memory
+from resilient.storage.filling import ranges_of
+from resilient.vault.access.damage import damaged, missing_is_damage
+from resilient.vault.access.fetch import fetch_into
+from resilient.vault.access.pool import each
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from resilient.errors import IntegrityError
+    from resilient.format.extents import PlacesByFile
+    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.storage.store import Store
+
+
+NOWHERE: PlacesByFile = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Some chunks of a file that lie together, and memory for them."""
+
+    entry: FileEntry
+    start: int
+    room: Room
+
+
+def read_ranges(
+    store: Store,
+    manifest: Manifest,
+    files: Mapping[FileEntry, Collection[int]],
+    places: PlacesByFile = NOWHERE,
+) -> dict[str, Extents]:
+    """Return chunks of files, every one held against its digest.
+
+    The bytes go straight to their places, and what has none into memory of its own, which is all
+    that is taken: what is on its way is on its way there. So places hold bytes that nobody has
+    proved from the first one on until this returns, and ever after if it raises.
+
+    Crash: reads only; what was in ``places`` is gone.
+
+    Args:
+        store: the repository.
+        manifest: of the checkpoint.
+        files: the numbers of the chunks that are wanted of each.
+        places: where some of it goes; those of which not all is wanted are left alone.
+
+    Raises:
+        IntegrityError: a file is damaged, short, long or missing.
+        KeyNotFound: the checkpoint was rotated away meanwhile.
+        StoreError: the store failed.
+    """
+    best = ranges_of(store)
+    # Before memory is taken for them; of files that are read in part nothing is said of the rest.
+    whole = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
+    each(lambda entry: _require_size(store, manifest, entry), whole, best.in_flight)
+    heads = _heads(manifest)
+    laid = {
+        entry: _lay_out(entry, chunks, heads.get(entry.name, 0), places.get(entry.name, ()))
+        for entry, chunks in files.items()
+    }
+    ranges = [
+        one for entry in files for run in laid[entry] for one in _cut(entry, run, best.part_bytes)
+    ]
+    each(lambda one: _read(store, manifest, one), ranges, best.in_flight)
+    return {entry.name: _extents(laid[entry]) for entry in files}
+
+
+def _require_size(store: Store, manifest: Manifest, entry: FileEntry) -> None:
+    key = manifest.key(entry.name)
+    with missing_is_damage(store, manifest, key):
+        size_bytes = store.stat(key).size_bytes
+    if size_bytes != entry.size_bytes:
+        raise damaged(manifest, entry, f"{size_bytes} of {entry.size_bytes} bytes", [])
+
+
+def _heads(manifest: Manifest) -> dict[str, int]:
+    """Return by file name where its first tensor begins, in bytes."""
+    heads: dict[str, int] = {}
+    for tensor in manifest.tensors:
+        for one in tensor.regions:
+            heads[one.file] = min(heads.get(one.file, one.start), one.start)
+    return heads
+
+
+def _lay_out(
+    entry: FileEntry, chunks: Collection[int], head_bytes: int, places: Sequence[Place]
+) -> list[list[Place]]:
+    """Return memory for each run of chunks of a file: its places, and what lies between them."""
+    begins = [place.start for place in places]
+    laid = []
+    for first, count in runs(chunks):
+        start = first * CHUNK_BYTES
+        stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
+        inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
+        laid.append(
+            _filled_up([one for one in inside if one.stop <= stop], start, stop, head_bytes)
+        )
+    return laid
+
+
+def _filled_up(places: Sequence[Place], start: int, stop: int, head_bytes: int) -> list[Place]:
+    """Return ``places``, and memory of our own for the rest of what is between two offsets."""
+    laid, at = [], start
+    for place in (*places, Place(stop, memoryview(b""))):
+        if place.start > at:
+            laid.append(Place(at, new_memory(place.start - at, head_bytes - at)))
+        laid.append(place)
+        at = place.stop
+    return laid[:-1]
+
+
+def _extents(laid: Sequence[Sequence[Place]]) -> Extents:
+    places = [place for run in laid for place in run]
+    return Extents(tuple(one.start for one in places), tuple(one.memory for one in places))
+
+
+def _cut(entry: FileEntry, run: Sequence[Place], range_bytes: int) -> Iterator[_Range]:
+    """Yield ranges of whole chunks, of about ``range_bytes``."""
+    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
+    room = Room(place.memory for place in run)
+    for at in range(0, len(room), step):
+        yield _Range(entry, run[0].start + at, room.part(at, at + step))
+
+
+def _read(store: Store, manifest: Manifest, one: _Range) -> None:
+    key = manifest.key(one.entry.name)
+
+    def prove(begin: int, stop: int) -> None:
+        _prove(manifest, one, begin, stop)
+
+    with missing_is_damage(store, manifest, key):
+        came = fetch_into(store, key, one.start, one.room, prove)
+        if came < len(one.room):
+            # Once more, as whatever does not fit: it may have been cut on the way.
+            came = fetch_into(store, key, one.start, one.room, prove)
+    if came < len(one.room):
+        raise _damaged(manifest, one, came, len(one.room))
+
+
+def _prove(manifest: Manifest, one: _Range, begin: int, stop: int) -> None:
+    """Raise unless the chunks whose last bytes came, between ``begin`` and ``stop``, are whole."""
+    length = len(one.room)
+    for first in range(begin // CHUNK_BYTES * CHUNK_BYTES, stop, CHUNK_BYTES):
+        last = min(first + CHUNK_BYTES, length)
+        expected = one.entry.chunks[(one.start + first) // CHUNK_BYTES]
+        if last <= stop and digest_pieces(one.room.cut(first, last)) != expected:
+            raise _damaged(manifest, one, first, last)
+
+
+def _damaged(manifest: Manifest, one: _Range, first: int, last: int) -> IntegrityError:
+    span = (one.start + first, one.start + last)
+    where = f"between bytes {span[0]} and {span[1]} of {one.entry.size_bytes}"
+    return damaged(manifest, one.entry, where, names_in(manifest.tensors, one.entry.name, [span]))

@@ -1,0 +1,155 @@
+"""All ranks settle on the newest checkpoint that every one of them can read, proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
+from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.vault.reading.read import Proved, Wanted, read_wanted
+from resilient.vault.registry.catalog import Skipped, lineage, resolve
+from resilient.world.agreement import Failure, agree, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.format.manifest import Manifest
+    from resilient.storage.store import Store
+    from resilient.world.comms import Comms
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What this life starts from.
+
+    Attributes:
+        proved: this rank's share of the checkpoint; None to start from scratch.
+        skipped: what was passed over, and why.
+    """
+
+    proved: Proved | None
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def checkpoint(self) -> CheckpointId | None:
+        """The checkpoint that was chosen."""
+        return self.proved.manifest.checkpoint if self.proved else None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a life goes on from.
+
+    Attributes:
+        checkpoint: the one that all ranks proved and loaded.
+        step: its step.
+        config: the configuration of the run that saved it.
+        world_size: how many ranks saved it.
+        absent: parts that were asked for and that it does not hold.
+    """
+
+    checkpoint: CheckpointId
+    step: int
+    config: Mapping[str, Any]
+    world_size: int
+    absent: tuple[str, ...]
+
+    @staticmethod
+    def of(manifest: Manifest, absent: tuple[str, ...]) -> Resumed:
+        """Return what a life goes on from that loaded the checkpoint of ``manifest``."""
+        checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
+        return Resumed(checkpoint, checkpoint.step, manifest.config, size, absent)
+
+
+def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:
+    """Return the first candidate that all ranks can read, with this rank's bytes of it.
+
+    With ``wanted.places`` they are where they are wanted already, on all ranks; and if this
+    raises, those places hold what was read last of one candidate or of several.
+
+    A store that fails says nothing about a checkpoint: then this raises, and no older
+    checkpoint is taken in its place.
+
+    Collective: every rank, same ``ref``.
+    Crash: reads only; this process's memory changed.
+
+    Args:
+        store: the repository.
+        comms: the ranks.
+        ref: ``auto``, ``never``, or what :func:`resilient.vault.registry.catalog.resolve` takes.
+        wanted: what this rank needs, and proves.
+        within_seconds: how long one candidate may take to read.
+
+    Raises:
+        NoIntactCheckpoint: something was committed and nothing of it can be read whole.
+        IncompatibleCheckpoint: a newer format, or ``wanted`` does not fit what is stored.
+        StoreError: the store failed.
+    """
+    plan = agree(comms, "resume/plan", None, lambda _: _plan(store, ref), within_seconds)
+    skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
+    for folder in plan["candidates"]:
+        checkpoint = parse_checkpoint(folder)
+        assert checkpoint is not None, "the coordinator names checkpoints"  # noqa: S101
+        proved, problem = _try(store, checkpoint, wanted)
+        problem = agree(comms, f"resume/{folder}", problem, _first_problem, within_seconds)
+        if not problem:
+            return Choice(proved, tuple(skipped))
+        skipped.append(Skipped(folder, problem))
+    if plan["candidates"] or plan["lost"]:
+        raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
+    return Choice(None, tuple(skipped))
+
+
+def _plan(store: Store, ref: str) -> dict[str, Any]:
+    if ref == "never":
+        return {"candidates": [], "abandoned": [], "skipped": [], "lost": ""}
+    if ref != "auto":
+        chosen = resolve(store, ref).folder
+        return {"candidates": [chosen], "abandoned": [], "skipped": [], "lost": ""}
+    known = lineage(store)
+    return {
+        "candidates": [one.folder for one in known.candidates],
+        "abandoned": [one.folder for one in (*known.abandoned, *known.separate)],
+        "skipped": [[one.name, one.reason] for one in known.skipped],
+        "lost": known.lost,
+    }
+
+
+def _try(
+    store: Store, checkpoint: CheckpointId, wanted: Wanted
+) -> tuple[Proved | None, str | Failure]:
+    """Return the bytes, or why this checkpoint is damaged, or the failure that is not damage."""
+
+    def work() -> tuple[Proved | None, str]:
+        try:
+            return read_wanted(store, checkpoint, wanted), ""
+        except IntegrityError as error:
+            return None, error.message
+        except KeyNotFound:
+            return None, "its manifest is gone"
+
+    outcome = attempt(work)
+    return (None, outcome) if isinstance(outcome, Failure) else outcome
+
+
+def _first_problem(problems: list[str]) -> str:
+    several = len(problems) > 1
+    for rank, problem in enumerate(problems):
+        if problem:
+            return f"rank {rank} found {problem}" if several and len(set(problems)) > 1 else problem
+    return ""
+
+
+def _nothing_left(
+    store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
+) -> NoIntactCheckpoint:
+    touched = "; the live model and optimizer may hold some of it: use neither" * is_touched
+    reasons = "; ".join(f"{one.name}: {one.reason}" for one in skipped) or plan["lost"]
+    # Outside the line of descent, so never taken by itself; but a person may want it.
+    others = "".join(f"; to use {one} all the same: --resume {one}" for one in plan["abandoned"])
+    return NoIntactCheckpoint(
+        f"no intact checkpoint is left at {store.url}, and training will not silently start "
+        f"over: {reasons}{touched}",
+        hint=f"resilient ckpt verify --all {store.url}{others}; to start over: --resume never",
+    )

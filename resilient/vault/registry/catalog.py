@@ -1,0 +1,333 @@
+"""Which checkpoints exist, newest first; asked of the store every time.
+
+The line of descent decides what resume may use: the newest life's checkpoints, then its parent
+and what that life saved before, and so on. A checkpoint outside the line was abandoned (a
+rollback, or a process of an older life that went on) and is never resumed by accident.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+    RepositoryNotFound,
+    UsageError,
+)
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.manifest import Manifest, decode
+from resilient.format.names import (
+    CHECKPOINTS,
+    MANIFEST,
+    CheckpointId,
+    parse_checkpoint,
+    parse_tag,
+    split_checkpoint_key,
+    tag_key,
+)
+from resilient.vault.access.fetch import fetch
+from resilient.vault.registry.generations import list_marks, list_numbers, read_generation
+from resilient.vault.registry.planning import Content, Known, best_by
+from resilient.vault.registry.retention import parse_best
+from resilient.vault.registry.tags import read_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from resilient.storage.store import Store
+
+
+STEP_MAX = 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Something that resume passes over, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What resume may use.
+
+    Attributes:
+        candidates: committed checkpoints of the line of descent, in the order to try.
+        abandoned: committed checkpoints outside the line that branched off from it, newest first.
+        separate: those of another start from scratch; rotation leaves them alone.
+        skipped: traces that resume passes over and a person should know of.
+        lost: why something must have been committed although nothing is left of it; empty if
+            nothing says so. With no candidates this forbids a silent start from scratch.
+    """
+
+    candidates: tuple[CheckpointId, ...]
+    abandoned: tuple[CheckpointId, ...]
+    separate: tuple[CheckpointId, ...]
+    skipped: tuple[Skipped, ...]
+    lost: str
+
+
+def committed(store: Store) -> list[CheckpointId]:
+    """Return every checkpoint that has a manifest, newest first by (generation, step).
+
+    Crash: reads only.
+    """
+    return sorted(
+        (one for one, names in folders_of(store).items() if MANIFEST in names), reverse=True
+    )
+
+
+def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
+    """Return sizes in bytes by file name of each checkpoint folder, committed or not.
+
+    Crash: reads only.
+    """
+    found: dict[CheckpointId, dict[str, int]] = {}
+    for entry in store.list(CHECKPOINTS):
+        split = split_checkpoint_key(entry.key)
+        if split:
+            found.setdefault(split[0], {})[split[1]] = entry.size_bytes
+    return found
+
+
+def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
+    """Return a committed checkpoint's manifest, proved.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: it was never committed, or was rotated away.
+        IntegrityError: the manifest is damaged.
+        IncompatibleCheckpoint: written by a newer release.
+    """
+    key = checkpoint.manifest_key
+    return fetch(store, key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
+
+
+def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
+    """Return what the second copy of a manifest says, proved; for repairs alone.
+
+    It says nothing about whether the checkpoint exists.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: there is no copy.
+        IntegrityError: the copy is damaged.
+        IncompatibleCheckpoint: written by a newer release.
+    """
+    key = checkpoint.manifest_key
+    return fetch(store, checkpoint.copy_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
+
+
+def lineage(
+    store: Store,
+    folders: Mapping[CheckpointId, Collection[str]] | None = None,
+    numbers: list[int] | None = None,
+) -> Lineage:
+    """Return what resume may use, in order, and what it passes over.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        folders: what ``folders_of`` has just returned, to spare a request.
+        numbers: what ``list_numbers`` has just returned, to spare a request.
+
+    Raises:
+        StoreError: the store failed; nothing is concluded from silence.
+    """
+    folders = folders_of(store) if folders is None else folders
+    whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
+    lives = _Lives(store, whole, list_numbers(store) if numbers is None else numbers)
+    line, skipped, lost = _descend(lives, folders)
+    rest = [one for one in whole if one not in line]
+    ours = {one.generation for one in line}
+    skipped += _uncommitted(folders, newer_than=line[0] if line else None)
+    marks = [] if line else list_marks(store)
+    if marks and not lost:
+        lost = f"life {marks[-1]} committed checkpoints, and no manifest is left"
+    separate = tuple(one for one in rest if not lives.joins(one.generation, ours))
+    return Lineage(
+        candidates=tuple(line),
+        abandoned=tuple(one for one in rest if one not in separate),
+        separate=separate,
+        skipped=tuple(skipped),
+        lost=lost,
+    )
+
+
+def _descend(
+    lives: _Lives, folders: Mapping[CheckpointId, Collection[str]]
+) -> tuple[list[CheckpointId], list[Skipped], str]:
+    """Walk from the newest life to the first; return the line, what is odd, and what is lost."""
+    line: list[CheckpointId] = []
+    skipped: list[Skipped] = []
+    lost = ""
+    newest = max([*lives.numbers, *(one.generation for one in folders)], default=0)
+    bound = CheckpointId(newest, STEP_MAX)
+    while bound.generation > 0:
+        own = [one for one in lives.whole if one.generation == bound.generation and one <= bound]
+        line += own
+        parent, trouble = lives.parent(bound.generation)
+        if trouble:
+            skipped.append(trouble)
+        if parent is None and own:
+            break
+        if parent is None:
+            # A life that began from scratch and committed nothing hides nothing.
+            parent = CheckpointId(bound.generation - 1, STEP_MAX)
+        elif parent not in lives.whole and not line:
+            lost = f"life {bound.generation} began from {parent}, which is gone"
+            skipped.append(Skipped(parent.folder, "its manifest is gone"))
+        bound = parent
+    return line, skipped, lost
+
+
+class _Lives:
+    """The lives' records, each read at most once."""
+
+    def __init__(self, store: Store, whole: list[CheckpointId], numbers: list[int]) -> None:
+        self.numbers = numbers
+        self.whole = whole
+        self._store = store
+        self._parents: dict[int, tuple[CheckpointId | None, Skipped | None]] = {}
+
+    def parent(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
+        """Return where a life began; with its record unreadable, the next older checkpoint."""
+        if number not in self._parents:
+            self._parents[number] = self._read(number)
+        return self._parents[number]
+
+    def _read(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
+        older = next((one for one in self.whole if one.generation < number), None)
+        if number not in self.numbers:
+            return older, None
+        try:
+            return read_generation(self._store, number).parent, None
+        except IntegrityError as error:
+            return older, Skipped(f"generation {number}", error.message)
+        except KeyNotFound:
+            return older, None
+
+    def joins(self, number: int, ours: Collection[int]) -> bool:
+        """Say whether a life descends from one of ``ours``, or is one."""
+        while number not in ours:
+            parent, _ = self.parent(number)
+            if parent is None:
+                return False
+            number = parent.generation
+        return True
+
+
+def _uncommitted(
+    folders: Mapping[CheckpointId, Collection[str]], newer_than: CheckpointId | None
+) -> list[Skipped]:
+    return [
+        Skipped(one.folder, "has no manifest: never committed, or its manifest was deleted")
+        for one in sorted(folders, reverse=True)
+        if MANIFEST not in folders[one] and (newer_than is None or one > newer_than)
+    ]
+
+
+def resolve(store: Store, ref: str) -> CheckpointId:
+    """Return the checkpoint that ``ref`` names.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        ref: ``latest`` (what resume would try first), ``latest~2``, ``step:120``, ``120``, a
+            folder name, one without its generation (``checkpoint-120``: the newest in the line
+            of descent), a tag, ``best:loss`` (the best that was measured, in the line of descent
+            first), or a unique prefix of a manifest's root.
+
+    Raises:
+        RepositoryNotFound: nothing was ever committed here.
+        NothingToResume: the reference names no checkpoint.
+        UsageError: it names several.
+    """
+    everything = committed(store)
+    if not everything:
+        raise RepositoryNotFound(
+            f"no checkpoint at {store.url}", hint="look at the URL, or start a run that saves there"
+        )
+    known = lineage(store)
+    order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
+    found = (
+        _by_position(order, ref)
+        or _by_name(order, ref)
+        or _by_tag(store, order, ref)
+        or _by_metric(store, known, ref)
+        or _by_root(store, order, ref)
+    )
+    if found is None:
+        raise NothingToResume(
+            f"no checkpoint `{ref}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
+        )
+    return found
+
+
+def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    match = re.fullmatch(r"latest(?:~(\d+))?", ref)
+    back = int(match[1] or 0) if match else len(order)
+    return order[back] if back < len(order) else None
+
+
+def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    named = parse_checkpoint(ref)
+    if named in order:
+        return named
+    match = re.fullmatch(r"(?:step:|checkpoint-)?(\d+)", ref)
+    return next((one for one in order if match and one.step == int(match[1])), None)
+
+
+def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    if parse_tag(tag_key(ref)) != ref:
+        return None
+    try:
+        named = read_tag(store, ref).checkpoint
+    except KeyNotFound:
+        return None
+    if named not in order:
+        raise UsageError(
+            f"tag `{ref}` names {named}, which is gone", hint=f"resilient ckpt untag {ref}"
+        )
+    return named
+
+
+def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
+    kind, _, metric = ref.partition(":")
+    if kind != "best":
+        return None
+    contents = {}
+    others = (*known.abandoned, *known.separate)
+    for one in (*known.candidates, *others):
+        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+            manifest = read_manifest(store, one)
+            contents[one] = Content(manifest.created_at, manifest.metrics)
+    measured = Known(known.candidates, others, contents=contents)
+    return next(iter(best_by(parse_best(metric), measured)), None)
+
+
+def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
+    if not re.fullmatch(r"[0-9a-f]{4,64}", ref):
+        return None
+    found = []
+    for one in order:
+        try:
+            root = read_manifest(store, one).root
+        except (IntegrityError, KeyNotFound):
+            continue
+        if root.startswith(ref):
+            found.append(one)
+    if len(found) > 1:
+        raise UsageError(f"`{ref}` names {len(found)} checkpoints", hint="give more characters")
+    return found[0] if found else None

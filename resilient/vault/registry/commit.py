@@ -1,0 +1,124 @@
+"""Receipts to Manifest, put last, by the coordinator: here a checkpoint begins to exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.joining import merge_files, merge_tensors
+from resilient.format.manifest import Receipt, decode, encode
+from resilient.vault.access.fetch import fetch
+from resilient.vault.registry.generations import check_fence
+from resilient.vault.registry.signing import put_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.registry.signing import Signature
+
+
+def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
+    """Return the manifest of everything that the ranks stored.
+
+    Args:
+        about: a manifest with what the run says of itself and no files.
+        receipts: one per rank.
+
+    Raises:
+        IntegrityError: ranks disagree on a tensor or a file, or left holes in a tensor.
+    """
+    return replace(
+        about,
+        files=merge_files(receipts),
+        tensors=merge_tensors(receipts),
+        parts=tuple(part for receipt in receipts for part in receipt.parts),
+        # Ranks may refer to files that are protected together.
+        parity=tuple(dict.fromkeys(one for receipt in receipts for one in receipt.parity)),
+    )
+
+
+def commit(store: Store, manifest: Manifest, signature: Signature | None = None) -> None:
+    """Put the manifest; from here on the checkpoint exists. A signature comes before it.
+
+    Crash: before the put the checkpoint does not exist and older ones are untouched; after it,
+    it does. A store puts all of an object or none.
+
+    Args:
+        store: the repository.
+        manifest: of everything that the ranks stored.
+        signature: what to sign it with; None leaves it unsigned.
+
+    Raises:
+        Fenced: a newer life began; nothing was committed.
+        IntegrityError: the manifest contradicts itself, or is out of bounds.
+        KeyExists: this step of this life was committed before.
+        StoreError: the store failed; the manifest may be there, and if so it is whole.
+    """
+    checkpoint = manifest.checkpoint
+    check_fence(store, checkpoint.generation)
+    data = encode(manifest)
+    # What no reader would take must not count as saved.
+    root = decode(data, checkpoint.manifest_key).root
+    if signature is not None:
+        put_signature(store, checkpoint, root, signature)
+    put_manifest(store, checkpoint.manifest_key, data)
+
+
+def put_manifest(store: Store, key: str, data: bytes) -> None:
+    """Put a manifest's bytes if there are none, as exclusively as the store can.
+
+    Crash: as in ``commit``.
+
+    Raises:
+        KeyExists: another manifest is there.
+        StoreError: the store failed; the manifest may be there, and if so it is whole.
+    """
+    try:
+        if store.exclusive:
+            store.put_new(key, data)
+        else:
+            _put_if_absent(store, key, data)
+    except StoreUnavailable:
+        # The answer may have been lost after the effect: only the store knows.
+        if not _is_there(store, key, data):
+            raise
+
+
+def _put_if_absent(store: Store, key: str, data: bytes) -> None:
+    try:
+        store.stat(key)
+    except KeyNotFound:
+        store.put(key, data)
+        return
+    raise KeyExists(f"`{key}` was committed before", key=key)
+
+
+def _is_there(store: Store, key: str, data: bytes) -> bool:
+    try:
+        return store.get(key) == data
+    except KeyNotFound:
+        return False
+
+
+def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
+    """Put the bytes of a committed manifest once more, for a repair of the first.
+
+    Crash: the copy is there or not; nothing ever asks it whether the checkpoint exists.
+
+    Raises:
+        KeyNotFound: the checkpoint is not committed.
+        IntegrityError: its manifest is damaged; nothing was copied.
+        StoreError: the copy may be missing; the checkpoint is committed all the same.
+    """
+    key = checkpoint.manifest_key
+
+    def proved(data: bytes) -> bytes:
+        decode(data, key)
+        return data
+
+    store.put(checkpoint.copy_key, fetch(store, key, proved, DOCUMENT_BYTES_MAX))

@@ -1,0 +1,1 @@
+"""What is not written again because it has not changed."""

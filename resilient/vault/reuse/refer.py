@@ -1,0 +1,323 @@
+"""What the store has already is not written again: regions that did not change are referred to.
+
+A rank compares each region that it staged with the newest committed checkpoint of its life: same
+tensor, dtype, box and digest means that the bytes are there. A reference names the place where
+they lie, never a checkpoint that refers in turn, and only places that are known to hold them:
+written by this life, or read from the store and proved when it resumed.
+
+Three bounds keep a repository simple. A small region is written all the same. A file is only
+referred to while a good part of it is needed, so what is dead in it stays small against what is
+alive. And a checkpoint refers to a bounded number of folders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import KeyNotFound, ResilientError
+from resilient.format.digest import nobody
+from resilient.format.extents import Extents
+from resilient.format.names import CheckpointId, origin_of, parse_checkpoint
+from resilient.format.parity import parity_bytes
+from resilient.format.thinning import without
+from resilient.vault.reading.recall import RecallingStore
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.reuse.cover import groups_of_origin, is_there, is_worth
+from resilient.vault.reuse.glimpse import Glimpses, digested
+from resilient.vault.tiers.tiers import TieredStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from resilient.format.manifest import (
+        FileEntry,
+        Manifest,
+        PartEntry,
+        Receipt,
+        StoredRegion,
+        TensorEntry,
+    )
+    from resilient.format.parity import ParityGroup
+    from resilient.format.regions import Region
+    from resilient.format.shard import HostFile, Lending
+    from resilient.format.thinning import ThinFile
+    from resilient.storage.store import Store
+    from resilient.vault.reading.read import Proved
+
+_What = tuple[str, str, tuple[int, ...], "Region"]
+
+REFER_BYTES_MIN = 16 << 10
+"""A smaller region is always written: it costs less than what must be kept for its sake."""
+SHARE_MIN = 4
+"""A file is referred to, or written in part, only if that concerns a quarter of it or more."""
+FOLDERS_MAX = 16
+"""One rank refers to files in at most so many folders; the rest is written anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A checkpoint whose bytes may be referred to, if it is committed.
+
+    Attributes:
+        checkpoint: which.
+        proved: (file, first byte, byte after the last) of all that this rank has read of it from
+            the store and proved; None means everything, because this life wrote it.
+    """
+
+    checkpoint: CheckpointId
+    proved: tuple[tuple[str, int, int], ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        return {"checkpoint": self.checkpoint.folder, "proved": self.proved}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Base:
+        """Return what ``to_json`` described.
+
+        Raises:
+            ValueError: it describes nothing.
+        """
+        checkpoint, proved = parse_checkpoint(value["checkpoint"]), value["proved"]
+        if checkpoint is None:
+            raise ValueError(f"{value['checkpoint']!r} is no checkpoint")
+        if proved is not None:
+            proved = tuple((str(file), int(start), int(stop)) for file, start, stop in proved)
+        return Base(checkpoint, proved)
+
+
+def base_of(proved: Proved, store: Store) -> Base:
+    """Return the checkpoint that was resumed from, as far as this rank has proved what is stored.
+
+    What came from the keeper's memory says nothing about the store's copy of it, what came from
+    the durable tier nothing about a near one, and what was computed back from parity is damaged.
+
+    Crash: reads nothing.
+
+    Args:
+        proved: what was read.
+        store: what it was read from.
+    """
+    recalled = store.recalled if isinstance(store, RecallingStore | TieredStore) else set[str]()
+    ranges: list[tuple[str, int, int]] = []
+    for name, content in proved.files.items():
+        if proved.manifest.key(name) not in recalled and name not in proved.mended:
+            parts = content.ranges if isinstance(content, Extents) else [(0, len(content))]
+            ranges += [(name, start, stop) for start, stop in parts]
+    return Base(proved.manifest.checkpoint, tuple(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """One rank's save, divided into what is to be written and what is there already.
+
+    Attributes:
+        files: what is to be written.
+        referred: tensors that are not written, with the places of their regions.
+        origins: the files that those lie in, all of older checkpoints, and those that protect
+            them.
+        parity: how many of the files that are written may be lost.
+        groups: the groups that protect files of ``origins``.
+    """
+
+    files: tuple[Lending, ...]
+    referred: tuple[TensorEntry, ...] = ()
+    origins: tuple[FileEntry, ...] = ()
+    parity: int = 0
+    groups: tuple[ParityGroup, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are to be written."""
+        sizes = [file.size_bytes for file in self.files]
+        return sum(sizes) + parity_bytes(sizes, self.parity)
+
+    def complete(self, written: Receipt) -> Receipt:
+        """Return the receipt of all: what was written, and what was there."""
+        return replace(
+            written,
+            files=(*written.files, *self.origins),
+            tensors=(*written.tensors, *self.referred),
+            parity=(*written.parity, *self.groups),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Match:
+    """A staged region whose bytes are in the store: where here, and where there."""
+
+    file: str
+    start: int
+    tensor: TensorEntry
+    place: StoredRegion
+
+
+def divide(  # noqa: PLR0913 - a save as one rank sees it
+    store: Store,
+    checkpoint: CheckpointId,
+    files: Sequence[HostFile],
+    parts: Sequence[PartEntry],
+    bases: Sequence[Base],
+    *,
+    parity: int = 0,
+    glimpses: Glimpses | None = None,
+    told: Callable[[int], None] = nobody,
+) -> Division:
+    """Return what must be written of ``files``, and where the rest of it is.
+
+    Whatever is in doubt is written: a base that is gone or damaged or cannot be asked for, a file
+    that is not there with its full length.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        checkpoint: what is about to be saved.
+        files: what this rank staged.
+        parts: the parts whose documents are among ``files``; documents are always written.
+        bases: what may be referred to, the likeliest first; the first that is committed counts.
+        parity: how many files of this rank may be lost; if any, only files are referred to that
+            are protected where they lie.
+        glimpses: of what this rank staged last; spare work.
+        told: told of each piece's length when it is digested, and may take its time.
+    """
+    documents = {one.document for one in parts}
+    seen = glimpses or Glimpses()
+    changed = {one.name: seen.changed(one) for one in files if one.name not in documents}
+    found = _first_committed(store, checkpoint, bases)
+    if found is None:
+        return Division(tuple(files), parity=parity)
+    manifest, base = found
+    files = [
+        digested(one, changed[one.name], told) if one.name in changed else one for one in files
+    ]
+    places = _places(manifest, base, checkpoint)
+    matches = [one for file in files if file.name in changed for one in _matches(file, places)]
+    entries = {manifest.key(one.name): one for one in manifest.files}
+    lengths = {key: one.size_bytes for key, one in entries.items()}
+    lengths |= {file.name: file.size_bytes for file in files}
+    matches = _bounded(_there(store, _bounded(matches, lengths), lengths), lengths)
+    groups: tuple[ParityGroup, ...] = ()
+    if parity:
+        matches, groups = _protected(store, manifest, matches, lengths)
+    origins = dict.fromkeys(one.place.file for one in matches)
+    origins |= dict.fromkeys(name for group in groups for name in group.shares)
+    return Division(
+        tuple(thin for file in files for thin in _rest(file, matches)),
+        tuple(replace(one.tensor, regions=(one.place,)) for one in matches),
+        tuple(replace(entries[key], name=key) for key in origins),
+        parity,
+        groups,
+    )
+
+
+def _protected(
+    store: Store, manifest: Manifest, matches: list[_Match], lengths: Mapping[str, int]
+) -> tuple[list[_Match], tuple[ParityGroup, ...]]:
+    """Drop what lies in files that nothing protects; return the rest and its groups.
+
+    A group protects only as a whole, so all of it must stay as long as a file of it is needed.
+    That is worth it for a good part of the group, and only if all of it is there.
+    """
+    groups = groups_of_origin(manifest)
+    while True:
+        wanted = Counter[str]()
+        for one in matches:
+            wanted[one.place.file] += one.place.size_bytes
+        groups = [one for one in groups if is_worth(one, wanted, lengths, SHARE_MIN)]
+        groups = [one for one in groups if is_there(store, one.shares, lengths)]
+        safe = {name for group in groups for name in group.files}
+        fewer = _bounded([one for one in matches if one.place.file in safe], lengths)
+        if len(fewer) == len(matches):
+            return matches, tuple(groups)
+        matches = fewer
+
+
+def _first_committed(
+    store: Store, checkpoint: CheckpointId, bases: Sequence[Base]
+) -> tuple[Manifest, Base] | None:
+    """Return the first of ``bases`` that has a manifest; None if it is in doubt which that is."""
+    for base in bases:
+        if base.checkpoint < checkpoint:
+            try:
+                return read_manifest(store, base.checkpoint), base
+            except KeyNotFound:
+                continue
+            except ResilientError:
+                return None
+    return None
+
+
+def _places(manifest: Manifest, base: Base, checkpoint: CheckpointId) -> dict[_What, StoredRegion]:
+    """Return where the regions of a checkpoint lie that may be referred to, by what they are."""
+    proved: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for file, start, stop in base.proved or ():
+        proved[file].append((start, stop))
+    return {
+        _what(tensor, one): replace(one, file=manifest.key(one.file))
+        for tensor in manifest.tensors
+        for one in tensor.regions
+        if one.size_bytes >= REFER_BYTES_MIN
+        and (origin_of(one.file) or manifest.checkpoint) < checkpoint
+        and (
+            base.proved is None
+            or any(
+                start <= one.start and one.start + one.size_bytes <= stop
+                for start, stop in proved[one.file]
+            )
+        )
+    }
+
+
+def _what(tensor: TensorEntry, one: StoredRegion) -> _What:
+    return tensor.name, tensor.dtype, tensor.shape, one.region
+
+
+def _matches(file: HostFile, places: Mapping[_What, StoredRegion]) -> Iterator[_Match]:
+    for tensor in file.tensors:
+        for one in tensor.regions:
+            place = places.get(_what(tensor, one))
+            if place is not None and place.digest == one.digest:
+                yield _Match(file.name, one.start, tensor, place)
+
+
+def _bounded(matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
+    """Drop what is not worth a reference, until all bounds hold.
+
+    Args:
+        matches: what could be referred to.
+        lengths: bytes of the files there, by key, and of the staged ones, by name.
+    """
+    folders = Counter[CheckpointId | None]()
+    for one in matches:
+        folders[origin_of(one.place.file)] += one.place.size_bytes
+    few = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
+    kept = [one for one in matches if origin_of(one.place.file) in few]
+    while True:
+        share = Counter[str]()
+        for one in kept:
+            share[one.file] += one.place.size_bytes
+            share[one.place.file] += one.place.size_bytes
+        worth = {name for name, size in share.items() if size * SHARE_MIN >= lengths[name]}
+        fewer = [one for one in kept if one.file in worth and one.place.file in worth]
+        if len(fewer) == len(kept):
+            return kept
+        kept = fewer
+
+
+def _there(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
+    """Drop what refers to a file that is gone, or not as long as it was."""
+    files = {one.place.file for one in matches}
+    there = {key for key in files if is_there(store, [key], lengths)}
+    return [one for one in matches if one.place.file in there]
+
+
+def _rest(file: HostFile, matches: Sequence[_Match]) -> Iterator[HostFile | ThinFile]:
+    """Yield what must be written of a staged file: all, a part, or nothing."""
+    starts = {one.start for one in matches if one.file == file.name}
+    if not starts:
+        yield file
+    elif len(starts) < len(file.tensors):
+        yield without(digested(file), starts)

@@ -1,0 +1,1 @@
+"""Old checkpoints are forgotten: look, decide, act."""

@@ -1,0 +1,349 @@
+"""Forget old checkpoints: look, decide (pure), then act, from the top.
+
+Rotation comes after a commit and counts manifests. All manifests that go are deleted before any
+file is, so a half-deleted checkpoint is one that does not exist. A file that a checkpoint which
+stays refers to is left where it is; a later rotation takes it when nobody needs it any more.
+
+What a look costs is one listing of the checkpoints, one of the lives, and the record of each
+life in the line of descent. Only when something would go are tags read and the manifests of what
+stays, each at most once.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from resilient.errors import IntegrityError, KeyNotFound
+from resilient.format.names import MANIFEST, split_checkpoint_key
+from resilient.storage.settling import settle
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import folders_of, lineage
+from resilient.vault.registry.generations import check_fence, list_numbers, read_generation
+from resilient.vault.registry.planning import Known, RotationPlan, best_by, plan_rotation
+from resilient.vault.registry.tags import list_tags, read_tags
+from resilient.vault.rotation.contents import Needed, content_of, contents_of, needed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.registry.planning import Content
+    from resilient.vault.registry.retention import Retention
+    from resilient.vault.rotation.contents import Folders
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A repository as it was when a plan was made.
+
+    Attributes:
+        plan: what goes and what stays.
+        folders: sizes in bytes by file name of each checkpoint folder, committed or not.
+        tags: names of all tags; a plan holds only as long as they do. None if nobody looked,
+            for nothing goes.
+        needed: what the checkpoints that stay need in the folders of others.
+    """
+
+    plan: RotationPlan
+    folders: Folders
+    tags: tuple[str, ...] | None = None
+    needed: Needed = field(default_factory=Needed)
+
+    def size_bytes(self, checkpoints: Iterable[CheckpointId]) -> int:
+        """Return the bytes that the folders of ``checkpoints`` take."""
+        return sum(sum(self.folders[one].values()) for one in checkpoints if one in self.folders)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that are free once the plan is carried out."""
+        manifests = sum(self.folders[one][MANIFEST] for one in self.plan.doomed)
+        return manifests + sum(self.folders[one][name] for one, name in self.unneeded())
+
+    def still_needed_bytes(self, checkpoint: CheckpointId) -> int:
+        """Return the bytes of files in a folder that others need, so that they stay without it."""
+        files = self.folders.get(checkpoint, {})
+        return sum(
+            size_bytes
+            for name, size_bytes in files.items()
+            if name != MANIFEST and self.needed.holds(checkpoint, name)
+        )
+
+    def unneeded(self) -> list[tuple[CheckpointId, str]]:
+        """Return the files that nobody needs once the manifests of what goes are gone."""
+        return [(one, name) for one, name in self.stale() if not self.needed.holds(one, name)]
+
+    def stale(self) -> list[tuple[CheckpointId, str]]:
+        """Return the files in folders of what goes, and in those that have no manifest.
+
+        Of the latter only those older than the newest commit: a save in flight is newer than
+        it. Files that are not named as ours are not among them.
+        """
+        if self.plan.held:
+            return []
+        newest = max(
+            (one for one, names in self.folders.items() if MANIFEST in names), default=None
+        )
+        return [
+            (one, name)
+            for one, names in self.folders.items()
+            if one in self.plan.doomed or (newest and one < newest and MANIFEST not in names)
+            for name in sorted(names)
+            if name != MANIFEST
+        ]
+
+
+def rotate(
+    store: Store,
+    retention: Retention,
+    mine: int,
+    keep: Collection[CheckpointId] = (),
+    *,
+    written: CheckpointId | None = None,
+) -> RotationPlan:
+    """Delete what the retention does not keep; return the plan that was carried out.
+
+    Only the newest life rotates: the checkpoint that an older one would let go may be the one
+    that a newer life began from.
+
+    Crash: each checkpoint is whole, or without a manifest and so not there. Leftover files are
+    swept by the next rotation.
+
+    Args:
+        store: the repository.
+        retention: the policies.
+        mine: the number of this life.
+        keep: what the run itself protects, for example its best.
+        written: the checkpoint that this process has just committed with all receipts; that is
+            proof enough of it unless the retention asks for more.
+
+    Raises:
+        Fenced: a newer life began; nothing more was deleted.
+        StoreError: a delete failed; what is committed stays committed.
+    """
+    if retention.is_empty:
+        return RotationPlan((), {})
+    found = look(store, retention, keep, written=written)
+    return carry_out(store, found, mine)
+
+
+def look(
+    store: Store,
+    retention: Retention,
+    keep: Collection[CheckpointId] | None = None,
+    *,
+    written: CheckpointId | None = None,
+    in_full: bool = False,
+) -> Found:
+    """Return what the retention would do to the repository.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        retention: the policies.
+        keep: what the run itself protects; None: what the newest manifest says it protects.
+        written: as in ``rotate``.
+        in_full: read tags and prove the newest even if nothing goes, so that every reason is
+            among the plan's.
+
+    Raises:
+        StoreError: the store failed; nothing is concluded from silence.
+    """
+    folders = folders_of(store)
+    lives = list_numbers(store)
+    descent = lineage(store, folders, lives)
+    if keep is None:
+        keep = _protected(store, descent.candidates, folders)
+    known = Known(descent.candidates, descent.abandoned, keep=keep, separate=descent.separate)
+    if retention.needs_contents:
+        known = replace(known, contents=contents_of(store, known.everything, folders))
+        known = _without(known, set(known.everything) - set(known.contents))
+    plan = plan_rotation(retention, known)
+    if not (plan.doomed or in_full):
+        return _with_needs(store, Found(plan, folders), known.contents)
+    desk = _Evidence(store, retention, folders, written)
+    known = desk.prove_best(known)
+    tags = list_tags(store)
+    pins, trouble = _pins(store, tags)
+    own, unsure = _unsaved_life(store, lives, known)
+    held = trouble or unsure or desk.doubt_newest(known)
+    known = replace(known, pinned=_joined(pins, own), held=held)
+    found = Found(plan_rotation(retention, known), folders, tags)
+    return _with_needs(store, found, {**desk.seen, **known.contents})
+
+
+def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Content]) -> Found:
+    """Read what the manifests that stay need of the folders from which files would go."""
+    stale = found.stale()
+    if not stale:
+        return found
+    oldest = min(one for one, _ in stale)
+    staying = [
+        one
+        for one, names in found.folders.items()
+        if MANIFEST in names and one not in found.plan.doomed and one > oldest
+    ]
+    needed = needed_by(store, staying, contents, found.folders)
+    if needed.unknown is None:
+        return replace(found, needed=needed)
+    unsure = f"it is unknown what {needed.unknown} refers to: {needed.why}"
+    return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
+
+
+def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
+    """Delete the manifests of what the plan dooms, then all files that nobody needs any more.
+
+    Before each manifest it looks again whether a newer life or another tag has come, because
+    then the plan does not hold any more. And again before the files: a life that begins later
+    finds the manifests gone, so it cannot refer to what they named.
+
+    Crash: as in ``rotate``.
+
+    Returns:
+        The plan as far as it was carried out: all of it, unless tags changed.
+
+    Raises:
+        Fenced: a newer life began; nothing more was deleted.
+        StoreError: a delete failed; what is committed stays committed.
+    """
+    plan = found.plan
+    settle(store)
+    for done, checkpoint in enumerate(plan.doomed):
+        check_fence(store, mine)
+        if list_tags(store) != found.tags:
+            # What stays now may need files of what went: the next rotation knows.
+            return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
+        store.delete(checkpoint.manifest_key)
+    unneeded = found.unneeded()
+    if unneeded:
+        check_fence(store, mine)
+    for checkpoint, name in unneeded:
+        store.delete(checkpoint.key(name))
+    return plan
+
+
+def discard(store: Store, checkpoint: CheckpointId) -> None:
+    """Delete the files of a save, unless its manifest is there: then it is committed.
+
+    Crash: it did not exist before and does not after; the rest is swept later.
+
+    Raises:
+        StoreError: a delete failed, or nobody can say whether there is a manifest; the
+            leftovers do no harm.
+    """
+    with suppress(KeyNotFound):
+        store.stat(checkpoint.manifest_key)
+        return
+    for entry in list(store.list(f"{checkpoint.folder}/")):
+        split = split_checkpoint_key(entry.key)
+        if split and split[1] != MANIFEST:
+            store.delete(entry.key)
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """How far checkpoints are trusted, and what looking closer has shown.
+
+    Attributes:
+        findings: the problem of each that was read in full; empty for a whole one.
+        seen: what was read here of manifests.
+    """
+
+    store: Store
+    retention: Retention
+    folders: Folders
+    written: CheckpointId | None
+    findings: dict[CheckpointId, str] = field(default_factory=dict)
+    seen: dict[CheckpointId, Content] = field(default_factory=dict)
+
+    def doubt_newest(self, known: Known) -> str:
+        """Return why the newest is not good enough to let older ones go; empty if it is."""
+        if not known.line:
+            return "resume would find nothing that it may use"
+        newest, level = known.line[0], self.retention.verify_before_rotate
+        if level == "written" and newest == self.written:
+            return ""
+        content = known.contents.get(newest) or content_of(self.store, newest, self.folders)
+        problem = content.problem if content else "its manifest is gone"
+        if content:
+            self.seen[newest] = content
+        if not problem and level == "full":
+            problem = self._read_in_full(newest)
+        return f"the newest, {newest}, is not verified: {problem}" if problem else ""
+
+    def prove_best(self, known: Known) -> Known:
+        """Read what would be kept as best in full, if that is wanted, until all of it is whole."""
+        if self.retention.verify_before_rotate != "full":
+            return known
+        while True:
+            best = {one for by in self.retention.keep_best for one in best_by(by, known)}
+            unread = best - set(self.findings)
+            if not unread:
+                return known
+            contents = dict(known.contents)
+            for one in unread:
+                contents[one] = replace(contents[one], problem=self._read_in_full(one))
+            known = replace(known, contents=contents)
+
+    def _read_in_full(self, checkpoint: CheckpointId) -> str:
+        if checkpoint not in self.findings:
+            try:
+                wrong = verify(self.store, checkpoint, "full")
+            except KeyNotFound as error:
+                self.findings[checkpoint] = error.message
+            else:
+                hurt = [one for one in wrong if one.severity == "damaged"]
+                self.findings[checkpoint] = f"{hurt[0].file} {hurt[0].problem}" if hurt else ""
+        return self.findings[checkpoint]
+
+
+def _protected(
+    store: Store, line: Sequence[CheckpointId], folders: Folders
+) -> tuple[CheckpointId, ...]:
+    content = content_of(store, line[0], folders) if line else None
+    return content.protects if content else ()
+
+
+def _without(known: Known, gone: Collection[CheckpointId]) -> Known:
+    """Forget what another process has deleted meanwhile."""
+    return replace(
+        known,
+        line=[one for one in known.line if one not in gone],
+        abandoned=[one for one in known.abandoned if one not in gone],
+    )
+
+
+def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list[str]], str]:
+    """Return what tags hold, and why nothing may go because one cannot be read."""
+    pins: dict[CheckpointId, list[str]] = {}
+    try:
+        tags = read_tags(store) if names else []
+    except IntegrityError as error:
+        return {}, f"it is unknown what a tag holds: {error.message}"
+    for tag in tags:
+        pins.setdefault(tag.checkpoint, []).append(f"tagged `{tag.name}`")
+    return pins, ""
+
+
+def _unsaved_life(
+    store: Store, lives: list[int], known: Known
+) -> tuple[dict[CheckpointId, list[str]], str]:
+    """Return where the newest life began, as long as it has no commit of its own."""
+    newest = max(lives, default=0)
+    if not newest or any(one.generation >= newest for one in known.everything):
+        return {}, ""
+    try:
+        parent = read_generation(store, newest).parent
+    except (IntegrityError, KeyNotFound) as error:
+        return {}, f"it is unknown where life {newest} began: {error.message}"
+    began_from = f"life {newest} began from it and has saved nothing yet"
+    return ({parent: [began_from]} if parent else {}), ""
+
+
+def _joined(
+    some: Mapping[CheckpointId, list[str]], more: Mapping[CheckpointId, list[str]]
+) -> dict[CheckpointId, list[str]]:
+    return {one: [*some.get(one, ()), *more.get(one, ())] for one in {**some, **more}}

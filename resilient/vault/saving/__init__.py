@@ -1,0 +1,1 @@
+"""Host bytes to a committed checkpoint: divide, write, agree, commit, let old ones go."""

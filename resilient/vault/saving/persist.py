@@ -1,0 +1,234 @@
+"""Host bytes to a committed checkpoint, together: write, agree, commit, rotate.
+
+Runs beside training, in a thread or a process; it holds no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.errors import (
+    DeadlineExceeded,
+    Fenced,
+    IntegrityError,
+    ResilientError,
+    SaveFailed,
+    StoreUnavailable,
+)
+from resilient.format.manifest import Manifest, PartEntry, Receipt
+from resilient.vault import facts
+from resilient.vault.desk import Orders
+from resilient.vault.pace import FULL_SPEED
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.signing import Signature, digests_of
+from resilient.vault.reuse.refer import Division, divide
+from resilient.vault.rotation.rotate import discard
+from resilient.vault.saving.space import require_space
+from resilient.vault.saving.tidy import tidy
+from resilient.vault.saving.write import write
+from resilient.vault.tiers.tiers import nearest
+from resilient.world.agreement import Failure, agree, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.format.names import CheckpointId
+    from resilient.format.shard import HostFile, Lending
+    from resilient.vault.desk import Desk
+    from resilient.vault.pace import Pace
+    from resilient.vault.reuse.glimpse import Glimpses
+    from resilient.vault.reuse.refer import Base
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One save between staging and commit, as one rank sees it.
+
+    Attributes:
+        about: a manifest with what the run says of itself and no files.
+        files: this rank's files in host memory.
+        streamed: files of this rank that have no memory; they are written whole, for to find
+            what did not change would take copying them once more.
+        parts: the parts whose documents are among them.
+        keep: checkpoints that rotation must not delete.
+        is_first: whether this life has committed nothing yet.
+        topic: names the agreement; the same on every rank and never used before.
+        began_seconds: monotonic time when ``save`` was called.
+        stall_seconds: how long training has waited for it so far.
+        bases: checkpoints whose bytes may be referred to, the likeliest first.
+        spoiled: why the bytes are not what they should be, told to all in place of a receipt.
+    """
+
+    about: Manifest
+    files: tuple[HostFile, ...]
+    parts: tuple[PartEntry, ...]
+    keep: tuple[CheckpointId, ...]
+    is_first: bool
+    topic: str
+    began_seconds: float
+    stall_seconds: Callable[[], float]
+    bases: tuple[Base, ...] = ()
+    spoiled: Failure | None = None
+    streamed: tuple[Lending, ...] = ()
+
+    @property
+    def content(self) -> tuple[Lending, ...]:
+        """All of this rank's files."""
+        return (*self.files, *self.streamed)
+
+
+def persist(
+    desk: Desk, job: Job, glimpses: Glimpses | None = None, pace: Pace = FULL_SPEED
+) -> Receipt:
+    """Write what the store has not yet of this rank's files, agree; the coordinator commits.
+
+    Before that it sees that there is room, and afterwards it rotates.
+
+    Collective: every rank, same topic.
+    Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
+    exist and older ones are untouched.
+
+    Args:
+        desk: the repository, the ranks, the bounds.
+        job: the save.
+        glimpses: of this rank's last save; spare work.
+        pace: when to rest.
+
+    Returns:
+        What this rank stored of the checkpoint, which is committed.
+
+    Raises:
+        SaveFailed: it was not committed; older ones are intact.
+        Fenced: a newer life began; nothing was committed.
+    """
+    checkpoint = job.about.checkpoint
+    try:
+        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses, pace))
+        require_space(desk, checkpoint, division, job.topic)
+        mine = attempt(lambda: _write(desk, job, division, pace))
+        ruling = agree(
+            desk.comms,
+            job.topic,
+            _shown(desk, job, mine),
+            lambda shown: _commit(desk, job, shown),
+            desk.limits.within_seconds,
+        )
+    except Fenced:
+        raise
+    except ResilientError as error:
+        _abort(desk, checkpoint, error)
+        raise SaveFailed(
+            f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
+            hint=error.hint or "mend the cause and run the same command again",
+        ) from error
+    # Committed: from here on nothing may make a failure of it.
+    took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
+    desk.tell(
+        events.CheckpointCommitted(
+            checkpoint.folder,
+            ruling["size_bytes"],
+            job.stall_seconds(),
+            took_seconds,
+            ruling["own_bytes"],
+        )
+    )
+    if desk.world.is_coordinator:
+        _copy(desk, checkpoint)
+    if desk.leads:
+        _settle(desk, job, Orders.from_json(ruling["orders"]))
+    assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
+    return mine
+
+
+def _divide(desk: Desk, job: Job, glimpses: Glimpses | None, pace: Pace) -> Division:
+    if job.streamed:
+        return Division(job.content, parity=desk.limits.parity)
+    # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
+    bases = () if desk.signing.key else job.bases
+    # A near tier refers to nothing but itself: the durable one rotates without asking it.
+    return divide(
+        nearest(desk.store),
+        job.about.checkpoint,
+        job.files,
+        job.parts,
+        bases,
+        parity=desk.limits.parity,
+        glimpses=glimpses,
+        told=pace.did,
+    )
+
+
+def _write(desk: Desk, job: Job, division: Division, pace: Pace) -> Receipt:
+    checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
+    files, told = division.files, pace.did
+    written = write(desk.store, checkpoint, rank, files, job.parts, parity, told=told)
+    return division.complete(written)
+
+
+def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+    if isinstance(mine, Failure):
+        return mine
+    return {
+        "checkpoint": job.about.checkpoint.folder,
+        "receipt": mine.to_json(),
+        "signed": digests_of(job.content) if desk.signing.key else {},
+    }
+
+
+def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
+    """Rule over the receipts: the manifest is put here, by the coordinator alone.
+
+    Returns:
+        Bytes of all files that the checkpoint needs, and of those that were written for it; and
+        what must now go on to the durable tier.
+    """
+    folders = sorted({str(one["checkpoint"]) for one in shown})
+    if folders != [job.about.checkpoint.folder]:
+        raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
+    receipts = [Receipt.from_json(one["receipt"]) for one in shown]
+    manifest = gather_receipts(job.about, receipts)
+    key = desk.signing.key
+    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    commit(desk.store, manifest, Signature(key, files) if key else None)
+    promoter = desk.promoter
+    orders = promoter.plan(desk, manifest.checkpoint, job.keep) if promoter else Orders()
+    return {
+        "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "orders": orders.to_json(),
+    }
+
+
+def _settle(desk: Desk, job: Job, orders: Orders) -> None:
+    """Let the checkpoint go on to the durable tier, and old ones go; nothing here may fail it."""
+    checkpoint = job.about.checkpoint
+    if desk.promoter:
+        desk.promoter.committed(desk, checkpoint, orders)
+        return
+    tidy(
+        desk,
+        desk.store,
+        desk.limits.retention,
+        checkpoint,
+        job.keep,
+        is_first=job.is_first,
+    )
+
+
+def _copy(desk: Desk, checkpoint: CheckpointId) -> None:
+    """Put the manifest's second copy, where parity is wanted; a failure here is only an event."""
+    if not desk.limits.parity:
+        return
+    copied = attempt(lambda: copy_manifest(desk.store, checkpoint))
+    if isinstance(copied, Failure):
+        desk.tell(facts.CopyFailed(checkpoint.folder, copied.message))
+
+
+def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:
+    """Say what failed, and free the space where that cannot hurt a commit in doubt."""
+    desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
+    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)
+    if desk.leads and not in_doubt:
+        attempt(lambda: discard(desk.store, checkpoint))

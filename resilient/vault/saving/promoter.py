@@ -1,0 +1,313 @@
+"""When what the near tier took goes on to the durable one, and what then leaves the near one.
+
+One thread of each place copies what lies there, one checkpoint at a time. A checkpoint that is due
+while another is on its way waits, and with it the next save: so the durable tier falls behind by
+no more than its cadence says. What is due the coordinator alone decides, and says with the ruling
+that a checkpoint is committed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient import events
+from resilient.errors import (
+    ConfigError,
+    Fenced,
+    PeerFailed,
+    ResilientError,
+    SaveFailed,
+)
+from resilient.vault import facts
+from resilient.vault.desk import Orders
+from resilient.vault.registry.retention import Retention
+from resilient.vault.saving.tidy import tidy
+from resilient.vault.tiers.promote import Together, promote
+from resilient.vault.tiers.tiers import TieredStore
+from resilient.world.agreement import agree
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.desk import Desk
+
+
+@dataclass(frozen=True, slots=True)
+class Tiering:
+    """How a near tier is used.
+
+    Attributes:
+        durable_every: each so manieth save goes on to the durable tier; None: each one, or with
+            ``durable_every_seconds`` what that says.
+        near_total_limit: how many checkpoints the near tier keeps.
+        durable_every_seconds: a save goes on too if so much time has passed since the last one
+            that did; None: time says nothing.
+
+    Raises:
+        ConfigError: a value that is not accepted.
+    """
+
+    durable_every: int | None = None
+    near_total_limit: int = 2
+    durable_every_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("durable_every", "near_total_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"`{name}`={value!r} is not accepted: use at least 1")
+        seconds = self.durable_every_seconds
+        if seconds is not None and not seconds > 0:
+            raise ConfigError(
+                f"`durable_every_seconds`={seconds!r} is not accepted: use more than 0"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value; its items are what a Tiering is made of."""
+        return asdict(self)
+
+    def is_due(self, saves: int, passed_seconds: float) -> bool:
+        """Say whether the cadence asks for a save.
+
+        Args:
+            saves: which one it is, from 1.
+            passed_seconds: since the last one that went on was committed.
+        """
+        seconds = self.durable_every_seconds
+        if seconds is not None and passed_seconds >= seconds:
+            return True
+        every = self.durable_every or (1 if seconds is None else 0)
+        return every > 0 and saves % every == 0
+
+
+class Promoter:
+    """Brings checkpoints from the near tier to the durable one; used by the leader of each place.
+
+    Always promoted: what the life began from, its first save, what the run protects (its best),
+    what the cadence asks for, and the last when the run closes. What failed is owed by the next
+    save.
+
+    Args:
+        tiers: both.
+        tiering: how often, and what stays near.
+    """
+
+    def __init__(self, tiers: TieredStore, tiering: Tiering) -> None:
+        self._tiers = tiers
+        self._tiering = tiering
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-promote")
+        self._in_flight: Future[bool] | None = None
+        self._on_its_way: list[CheckpointId] = []
+        self._done: set[CheckpointId] = set()
+        self._newest: CheckpointId | None = None
+        self._keep: tuple[CheckpointId, ...] = ()
+        self._lacking: list[CheckpointId] = []
+        self._comms = Comms(MemoryBoard(), World(), "promote")
+        self._mine = 0
+        self._saves = 0
+        self._commits = 0
+        self._finishes = 0
+        self._began_seconds = 0.0
+        self._is_owing = False
+        self._is_marked = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is on its way."""
+        return self._in_flight is not None and not self._in_flight.done()
+
+    def begin(self, desk: Desk, mine: int, parent: CheckpointId | None) -> None:
+        """Note which life this is, and what it began from: that is due at its first save.
+
+        Crash: nothing changed.
+        """
+        self._mine, self._newest = mine, parent
+        leaders = desk.places.leaders
+        if len(leaders) > 1:
+            world = World(leaders.index(desk.world.rank), len(leaders))
+            self._comms = desk.comms.apart(f"promote/{mine}", world)
+
+    def plan(self, desk: Desk, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> Orders:
+        """Return what must go on now, and what may not leave; asked of the coordinator alone.
+
+        Crash: nothing changed.
+
+        Args:
+            desk: for the time.
+            checkpoint: what the near tier took just now.
+            keep: what the run protects, and so wants durable.
+        """
+        self._saves += 1
+        self._keep = tuple(keep)
+        if self._in_flight is not None and self._in_flight.done():
+            self._settle()
+        wanted = set(keep)
+        if self._saves == 1 and self._newest is not None:
+            wanted.add(self._newest)
+        now_seconds = desk.clock.monotonic_seconds()
+        passed_seconds = now_seconds - self._began_seconds
+        is_due = self._tiering.is_due(self._saves, passed_seconds)
+        if is_due or self._saves == 1 or self._is_owing:
+            wanted.add(checkpoint)
+            self._began_seconds = now_seconds
+        due = tuple(sorted(wanted - self._done))
+        # What is on its way is not all there yet; nothing is, once the next begins.
+        return Orders(due, due or tuple(self._on_its_way))
+
+    def committed(self, desk: Desk, checkpoint: CheckpointId, orders: Orders) -> None:
+        """Promote what is due, in the background, and rotate the near tier of this place.
+
+        If something is due, waits for what is on its way.
+
+        Collective: the leader of each place, same checkpoint.
+        Crash: either tier is consistent; what is not promoted yet is near.
+
+        Args:
+            desk: whom to tell, and what stays in the durable tier.
+            checkpoint: what the near tier took just now.
+            orders: what ``plan`` returned at the coordinator.
+        """
+        self._commits += 1
+        self._newest = checkpoint
+        if orders.due:
+            self._settle()
+            self._on_its_way = list(orders.due)
+            self._in_flight = self._thread.submit(self._try, desk, checkpoint, self._on_its_way)
+        if not self._take_manifest(desk, checkpoint):
+            # A rotation would take the files of what has no manifest here for leftovers.
+            return
+        retention = Retention(self._tiering.near_total_limit)
+        near, is_first = self._tiers.near, self._commits == 1
+        tidy(desk, near, retention, checkpoint, orders.staying, is_first=is_first)
+
+    def note(self, checkpoint: CheckpointId) -> None:
+        """Take a checkpoint for the newest that somebody else has committed and seen to.
+
+        Crash: nothing changed.
+        """
+        self._newest = checkpoint
+
+    def finish(self, desk: Desk, within_seconds: float) -> None:
+        """Bring the newest checkpoint to the durable tier, if it is not there.
+
+        Collective: the leader of each place.
+        Crash: as in ``committed``.
+
+        Args:
+            desk: whom to tell, and what stays in the durable tier.
+            within_seconds: how long the other leaders may take to come.
+
+        Raises:
+            Fenced: a newer life began.
+            SaveFailed: it could not be brought there; the near tier has it.
+        """
+        self._settle()
+        # Tried once: who ends a run asks again on the way out, and was told already.
+        newest, self._newest = self._newest, None
+        if newest is None or newest in self._done:
+            return
+        self._finishes += 1
+        topic = f"finish/{self._finishes}"
+        try:
+            # A host that is gone is known at once, and not waited for.
+            self._tiers.require_peers()
+            agree(self._comms, topic, newest.folder, _require_same, within_seconds)
+            self._bring(desk, topic, [newest])
+        except Fenced:
+            raise
+        except ResilientError as error:
+            raise SaveFailed(
+                f"{newest} is saved in the near tier {self._tiers.near.url} alone: {error.message}",
+                hint="mend the cause and run the same command again, where the near tier is",
+            ) from error
+
+    def close(self) -> None:
+        """End the thread.
+
+        Crash: as in ``committed``.
+        """
+        self._thread.shutdown(wait=True)
+        self._comms.close()
+
+    def _settle(self) -> None:
+        """Wait for what is on its way; what failed is owed."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            self._is_owing = not in_flight.result()
+            self._on_its_way = []
+
+    def _try(self, desk: Desk, ordered_by: CheckpointId, due: list[CheckpointId]) -> bool:
+        try:
+            self._bring(desk, ordered_by.folder, due)
+        except ResilientError as error:
+            desk.tell(facts.PromotionFailed(due[-1].folder, error.message))
+            return False
+        return True
+
+    def _bring(self, desk: Desk, topic: str, due: list[CheckpointId]) -> None:
+        """Promote each that a tier has, then rotate the durable one."""
+        for one in due:
+            began_seconds = desk.clock.monotonic_seconds()
+            together = Together(self._comms, f"{topic}/{one.folder}", desk.limits.within_seconds)
+            put_bytes = promote(self._tiers, one, self._mine, together)
+            took_seconds = desk.clock.monotonic_seconds() - began_seconds
+            if put_bytes:
+                desk.tell(facts.CheckpointPromoted(one.folder, put_bytes, took_seconds))
+            # What is gone, no later try would find either.
+            self._done.add(one)
+        newest = due[-1]
+        if newest.generation == self._mine and desk.world.is_coordinator:
+            durable, retention = self._tiers.durable, desk.limits.retention
+            tidy(desk, durable, retention, newest, self._keep, is_first=not self._is_marked)
+            self._is_marked = True
+
+    def _take_manifest(self, desk: Desk, checkpoint: CheckpointId) -> bool:
+        """Put the manifests that the coordinator's place alone has; say whether none lacks."""
+        if not desk.world.is_coordinator:
+            self._lacking.append(checkpoint)
+        try:
+            while self._lacking:
+                key = self._lacking[0].manifest_key
+                self._tiers.near.put(key, self._tiers.get(key))
+                del self._lacking[0]
+        except ResilientError as error:
+            desk.emit(events.RotationFailed(self._lacking[0].folder, error.message))
+            return False
+        return True
+
+
+def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:
+    """Return a desk that saves to ``near`` and promotes to the store of ``desk``.
+
+    Crash: nothing was stored.
+
+    Args:
+        desk: at the durable repository.
+        near: takes every save.
+        tiering: which of them go on, and what stays near.
+
+    Raises:
+        ConfigError: both are one.
+    """
+    if near.url == desk.store.url:
+        raise ConfigError(f"the near tier is the repository itself: {near.url}")
+    durable = desk.store
+
+    def told(key: str, where: str) -> None:
+        desk.emit(facts.NearCopyDoubted(key, where, durable.url))
+
+    tiers = TieredStore(near, durable, told)
+    return replace(desk, store=tiers, promoter=Promoter(tiers, tiering))
+
+
+def _require_same(shown: list[str]) -> None:
+    """Refuse to finish if a place has heard of another newest checkpoint than the others."""
+    if len(set(shown)) > 1:
+        raise PeerFailed(f"hosts ended at different checkpoints: {', '.join(sorted(set(shown)))}")

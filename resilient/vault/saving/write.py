@@ -1,0 +1,94 @@
+"""Put one rank's files into the store, and prove what was put."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from resilient.format.digest import digest_with, nobody
+from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
+from resilient.format.parity import grouped, protect
+from resilient.storage.filling import files_at_once
+from resilient.vault.access.pool import each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.format.digest import FileDigest
+    from resilient.format.names import CheckpointId
+    from resilient.format.shard import Lending
+    from resilient.storage.store import Store
+
+SMALL_BYTES = 8 << 20
+"""A save that is no larger is written one file after the other: threads would not pay."""
+
+
+def write(  # noqa: PLR0913 - a save as one rank sees it
+    store: Store,
+    checkpoint: CheckpointId,
+    rank: int,
+    files: Sequence[Lending],
+    parts: Sequence[PartEntry] = (),
+    parity: int = 0,
+    *,
+    told: Callable[[int], None] = nobody,
+) -> Receipt:
+    """Store ``files`` under the checkpoint's folder and return the receipt.
+
+    The names hold the rank and the folder holds the generation, so no other process writes them.
+
+    Several large files are written at once; the receipt names them in the order given. What fails
+    first ends the writing: no more files are begun, and those on their way are waited for.
+
+    Crash: some files may be there; without a manifest the checkpoint does not exist.
+
+    Args:
+        store: where to.
+        checkpoint: whose folder.
+        rank: who writes; recorded with each file.
+        files: host memory that nobody changes meanwhile.
+        parts: the parts whose documents are among ``files``.
+        parity: how many of these files may be lost later and be computed back; each costs as
+            many bytes as the longest, in the store and, meanwhile, in memory.
+        told: told of each piece's length when it is digested, by several threads, and may take
+            its time.
+
+    Raises:
+        StoreError: a file could not be stored; the checkpoint will not be committed.
+    """
+    groups = grouped([file.name for file in files], rank, parity)
+    sizes = [file.size_bytes for file in files]
+    at_once = files_at_once(store, max(sizes, default=0)) if sum(sizes) > SMALL_BYTES else 1
+    everything = chain(files, protect(files, groups))
+
+    def write_one(file: Lending) -> tuple[FileEntry, Sequence[TensorEntry]]:
+        with file.lend() as data:
+            proof, proved = _prove(file.tensors, data, told)
+            store.put(checkpoint.key(file.name), data)
+        return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
+
+    stored = each(write_one, everything, at_once)
+    entries = tuple(entry for entry, _ in stored)
+    tensors = tuple(tensor for _, proved in stored for tensor in proved)
+    return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
+
+
+def _prove(
+    tensors: Sequence[TensorEntry], data: bytes | memoryview, told: Callable[[int], None]
+) -> tuple[FileDigest, Sequence[TensorEntry]]:
+    """Return the proof of a file, and its tensors with the digests of their own bytes.
+
+    Only the digests that are not known yet are taken.
+    """
+    places = [one for tensor in tensors for one in tensor.regions if not one.digest]
+    spans = [(one.start, one.start + one.size_bytes) for one in places]
+    proof, digests = digest_with(data, spans, told)
+    found = dict(zip(places, digests, strict=True))
+    return proof, [
+        replace(
+            tensor,
+            regions=tuple(replace(one, digest=one.digest or found[one]) for one in tensor.regions),
+        )
+        for tensor in tensors
+    ]

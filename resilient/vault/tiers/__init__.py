@@ -1,0 +1,1 @@
+"""A near repository and a durable one behaving as one store."""

@@ -1,0 +1,188 @@
+"""From the near tier to the durable one: files first, each proved, the manifest last.
+
+The manifest is the same in both, to the byte. It is put by an exclusive create after a look at
+the fence, so a checkpoint comes to be in the durable tier exactly as one that was saved there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IntegrityError, KeyNotFound
+from resilient.format.digest import digest_file
+from resilient.format.document import DOCUMENT_BYTES_MAX
+from resilient.format.manifest import decode
+from resilient.format.names import signature_name
+from resilient.vault.access.fetch import fetch
+from resilient.vault.registry.commit import copy_manifest, put_manifest
+from resilient.vault.registry.generations import check_fence
+from resilient.world.agreement import Failure, agree, attempt
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.format.manifest import FileEntry, Manifest
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient.vault.tiers.tiers import TieredStore
+
+
+def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
+    """Say whether a checkpoint has a manifest in a repository.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: the store failed, which says neither.
+    """
+    return _size_of(store, checkpoint.manifest_key) >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The leaders of all places, as one of them meets the others: who carries a checkpoint.
+
+    Attributes:
+        comms: the leaders; the coordinator is the first.
+        topic: names this promotion, the same for all and never used before.
+        within_seconds: how long they wait for the slowest.
+    """
+
+    comms: Comms = field(default_factory=lambda: Comms(MemoryBoard(), World(), "alone"))
+    topic: str = "promote"
+    within_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cargo:
+    """What one place has of a checkpoint, when that is in the durable tier."""
+
+    manifest: Manifest
+    data: bytes
+    names: list[str]
+    put_bytes: int
+
+
+def promote(
+    tiers: TieredStore, checkpoint: CheckpointId, mine: int, together: Together | None = None
+) -> int:
+    """Copy a checkpoint from the near tier to the durable one, and what it refers to.
+
+    Each place brings the files that lie there; then the coordinator puts the one manifest. One
+    file at a time is in memory. A checkpoint that is durable already is left as it is, and so is
+    one that is gone.
+
+    Collective: the leader of each place, same checkpoint.
+    Crash: files may be there; without a manifest the checkpoint is not in the durable tier, and
+    the near one is untouched.
+
+    Args:
+        tiers: both.
+        checkpoint: committed in the near tier.
+        mine: number of the life that promotes.
+        together: the leaders of all places; this one alone by default.
+
+    Returns:
+        Bytes that were put, by all.
+
+    Raises:
+        Fenced: a newer life began; no manifest was put.
+        IntegrityError: the near copy is damaged, or a file is nowhere; no manifest was put.
+        StoreError: a tier failed; the manifest may be there, and if so it is whole.
+    """
+    together = together or Together()
+    cargo: Any = attempt(lambda: _carry_all(tiers, checkpoint))
+    shown = cargo
+    if not isinstance(cargo, Failure):
+        shown = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
+
+    def rule(shown: list[Any]) -> dict[str, Any]:
+        return _put_manifest(tiers, cargo, shown, mine) if cargo else {"put": 0, "refers": False}
+
+    ruling = _agree(together, "carried", shown, rule)
+    put_bytes = int(ruling["put"])
+    if ruling["refers"]:
+        # A prune that looked before the manifest came may have taken what only this one needs.
+        again = attempt(lambda: _carry_referred(tiers, cargo))
+        put_bytes += _agree(together, "again", again, sum)
+    if cargo and together.comms.world.is_coordinator and cargo.manifest.parity:
+        copy_manifest(tiers.durable, checkpoint)
+    return put_bytes
+
+
+def _agree(together: Together, what: str, shown: Any, rule: Callable[[list[Any]], Any]) -> Any:
+    topic = f"{together.topic}/{what}"
+    return agree(together.comms, topic, shown, rule, together.within_seconds)
+
+
+def _carry_all(tiers: TieredStore, checkpoint: CheckpointId) -> _Cargo | None:
+    """Put what lies in this near tier; None if it is all there, or the checkpoint is gone."""
+    if is_committed(tiers.durable, checkpoint):
+        return None
+    key = checkpoint.manifest_key
+    try:
+        manifest, data = fetch(
+            tiers, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX
+        )
+    except KeyNotFound:
+        return None
+    here = [one for one in manifest.files if _size_of(tiers.near, manifest.key(one.name)) >= 0]
+    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)
+    return _Cargo(manifest, data, [one.name for one in here], put_bytes)
+
+
+def _carry_referred(tiers: TieredStore, cargo: _Cargo | None) -> int:
+    if cargo is None:
+        return 0
+    here = [one for one in cargo.manifest.files if one.name in cargo.names and one.origin]
+    return sum(_carry(tiers, cargo.manifest, entry) for entry in here)
+
+
+def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int) -> dict[str, Any]:
+    """Rule over what all places brought: the manifest is put here, by the coordinator alone."""
+    manifest = cargo.manifest
+    carried = {name for one in shown if one for name in one["names"]}
+    for entry in manifest.files:
+        key = manifest.key(entry.name)
+        if entry.name not in carried and _size_of(tiers.durable, key) != entry.size_bytes:
+            raise IntegrityError(f"`{key}` is missing in every near tier", key=key)
+    _carry_signature(tiers, manifest)
+    check_fence(tiers.durable, mine)
+    put_manifest(tiers.durable, manifest.checkpoint.manifest_key, cargo.data)
+    put_bytes = sum(one["put"] for one in shown if one) + len(cargo.data)
+    return {"put": put_bytes, "refers": any(one.origin for one in manifest.files)}
+
+
+def _carry(tiers: TieredStore, manifest: Manifest, entry: FileEntry) -> int:
+    """Put one file unless it is there; return how many bytes that took."""
+    key = manifest.key(entry.name)
+    if _size_of(tiers.durable, key) == entry.size_bytes:
+        return 0
+
+    def proved(data: bytes) -> bytes:
+        if digest_file(data) != entry.proof:
+            raise IntegrityError(f"`{key}` in the near tier is not what was saved", key=key)
+        return data
+
+    tiers.durable.put(key, fetch(tiers.near, key, proved, entry.size_bytes))
+    return entry.size_bytes
+
+
+def _carry_signature(tiers: TieredStore, manifest: Manifest) -> None:
+    key = manifest.checkpoint.key(signature_name(manifest.root))
+    try:
+        tiers.durable.put(key, tiers.get(key))
+    except KeyNotFound:
+        return
+
+
+def _size_of(store: Store, key: str) -> int:
+    """Return an object's bytes, -1 if there is none."""
+    try:
+        return store.stat(key).size_bytes
+    except KeyNotFound:
+        return -1
