@@ -1,14 +1,13 @@
-"""Any URL of fsspec as a Store; the only module that imports fsspec."""
+"""Any URL of fsspec as a Store."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fsspec.core import url_to_fs
-
-from resilient.errors import ConfigError, KeyExists, KeyNotFound, NotExclusive
+from resilient.errors import KeyExists, KeyNotFound, NotExclusive
 from resilient.storage.buffers import byte_view, check_range
+from resilient.storage.fs_connect import IN_PARTS, connect
 from resilient.storage.fs_errors import (
     TRUST_HINT,
     errors_of,
@@ -18,10 +17,9 @@ from resilient.storage.fs_errors import (
     status_of,
 )
 from resilient.storage.fs_exclusive import MEMORY_LOCK, create_for
-from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.parts import Parts, Pieces, read_in_parts
-from resilient.storage.s3_options import merged
 from resilient.storage.store import Entry, check_key, is_key
+from resilient.storage.uploads import abort_through_s3fs
 from resilient.storage.urls import protocol_of, redacted, redacted_text
 
 if TYPE_CHECKING:
@@ -32,32 +30,6 @@ if TYPE_CHECKING:
 
 _RANGE_NOT_SATISFIABLE = 416
 _NOT_IMPLEMENTED = 501
-_EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-}
-# A listing out of a cache would break "read your writes" between processes.
-_UNCACHED = {"use_listings_cache": False}
-# With the library's own defaults an endless stall is tried 25 times, for half an hour. These
-# end each request after a minute and try it once: retries are RetryingStore's alone.
-_S3: dict[str, Any] = {
-    **_UNCACHED,
-    "config_kwargs": {
-        "connect_timeout": 5,
-        "read_timeout": 60,
-        "retries": {"mode": "standard", "total_max_attempts": 1},
-    },
-}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("s3", "s3a"), _S3),
-    **dict.fromkeys(("gs", "gcs", "az", "abfs", "abfss", "http", "https", "hf"), _UNCACHED),
-}
-_IN_PARTS = frozenset({"s3", "s3a"})
 # Real folders, which have to be made; on an object store the same call could make a bucket.
 _WITH_FOLDERS = frozenset(
     {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp", "arrow_hdfs"}
@@ -83,7 +55,7 @@ class FsspecStore:
     def __init__(self, url: str, parts: Parts | None = None, **storage_options: Any) -> None:
         self.url = redacted(url)
         protocol = protocol_of(url)
-        self._parts = (parts or Parts()) if protocol in _IN_PARTS else None
+        self._parts = (parts or Parts()) if protocol in IN_PARTS else None
         self._url, self._given = url, storage_options
         self._filesystem, root = connect(url, protocol, storage_options)
         self._root = root.rstrip("/")
@@ -196,8 +168,6 @@ class FsspecStore:
         """Abort unfinished uploads on S3; see :mod:`resilient.storage.uploads`."""
         if self._parts is None:
             return ()
-        from resilient.storage.uploads import abort_through_s3fs
-
         return abort_through_s3fs(self._url, self._given, is_ours, older_than_seconds, clock)
 
     def _put_in_parts(self, path: str, view: memoryview, parts: Parts) -> None:
@@ -271,36 +241,3 @@ class FsspecStore:
 def _bytes(data: Data, key: str) -> bytes:
     # S3's client takes no memoryview; one copy is the price.
     return data if isinstance(data, bytes) else bytes(byte_view(data, key))
-
-
-def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the filesystem of ``url`` and the path in it, with our defaults under ``given``.
-
-    Raises:
-        ConfigError: the URL is chained or malformed, or its package is not installed.
-    """
-    if "::" in url:
-        raise ConfigError(
-            f"cannot open {redacted(url)}: a chained URL puts a cache between us and the store",
-            hint=f"resilient ckpt ls {redacted(url.rpartition('::')[2])}",
-        )
-    try:
-        filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), given))
-    except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        raise ConfigError(
-            f"cannot open {redacted(url)}: the package for `{protocol}://` is not installed",
-            hint=f"pip install 'resilient-train[{extra}]'" if extra else redacted_text(str(error)),
-        ) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"cannot open {redacted(url)}: {redacted_text(str(error))}",
-            hint="resilient ckpt ls --help",
-        ) from error
-    # s3fs repeats everything five times on top of botocore's repetitions.
-    with suppress(AttributeError):
-        filesystem.retries = min(filesystem.retries, 1)
-    if protocol in _IN_PARTS:
-        timeouts = {**_S3["config_kwargs"], **filesystem.config_kwargs}
-        bound_requests(filesystem, timeouts["read_timeout"])
-    return filesystem, str(root)

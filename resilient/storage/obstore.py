@@ -22,10 +22,12 @@ from resilient.errors import (
     StoreError,
     StoreUnavailable,
 )
+from resilient.storage import uploads
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
 from resilient.storage.parts import Lanes, read_in_parts
 from resilient.storage.s3_options import for_obstore, for_s3fs
+from resilient.storage.s3_requests import SignedUploads
 from resilient.storage.s3_sign import known_credentials
 from resilient.storage.store import Entry, check_key, is_key
 from resilient.storage.urls import redacted, redacted_text
@@ -193,9 +195,6 @@ class ObstoreStore:
         obstore can neither list nor abort them. With credentials that are known here they are
         asked for without it, with a machine's role through s3fs.
         """
-        from resilient.storage import uploads
-        from resilient.storage.s3_requests import SignedUploads
-
         who = known_credentials(self._options)
         if who is None:
             return uploads.abort_through_s3fs(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resilient.storage.fs import connect
+from resilient.storage.fs_connect import connect
 from resilient.storage.fs_errors import TRUST_HINT, errors_of, is_untrusted, kind_of_foreign
 from resilient.storage.urls import redacted, redacted_text
 

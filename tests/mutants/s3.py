@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "s3fs waits for ever",
-        "resilient/storage/fs.py",
+        "resilient/storage/fs_connect.py",
         '        bound_requests(filesystem, timeouts["read_timeout"])\n',
         "        pass\n",
         _FAULTS + " -k endless",

@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "the listing cache is on",
-        "resilient/storage/fs.py",
+        "resilient/storage/fs_connect.py",
         '_UNCACHED = {"use_listings_cache": False}',
         '_UNCACHED = {"use_listings_cache": True}',
         "tests/unit/storage/test_fsspec_calls.py",

@@ -1,0 +1,77 @@
+"""A URL to the filesystem of fsspec that serves it; the only module that imports fsspec."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fsspec.core import url_to_fs
+
+from resilient.errors import ConfigError
+from resilient.storage.fs_s3 import bound_requests
+from resilient.storage.s3_options import merged
+from resilient.storage.urls import redacted, redacted_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IN_PARTS = frozenset({"s3", "s3a"})
+"""Protocols whose large objects go in parts."""
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+}
+# A listing out of a cache would break "read your writes" between processes.
+_UNCACHED = {"use_listings_cache": False}
+# With the library's own defaults an endless stall is tried 25 times, for half an hour. These
+# end each request after a minute and try it once: retries are RetryingStore's alone.
+_S3: dict[str, Any] = {
+    **_UNCACHED,
+    "config_kwargs": {
+        "connect_timeout": 5,
+        "read_timeout": 60,
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+    },
+}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("s3", "s3a"), _S3),
+    **dict.fromkeys(("gs", "gcs", "az", "abfs", "abfss", "http", "https", "hf"), _UNCACHED),
+}
+
+
+def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the filesystem of ``url`` and the path in it, with our defaults under ``given``.
+
+    Raises:
+        ConfigError: the URL is chained or malformed, or its package is not installed.
+    """
+    if "::" in url:
+        raise ConfigError(
+            f"cannot open {redacted(url)}: a chained URL puts a cache between us and the store",
+            hint=f"resilient ckpt ls {redacted(url.rpartition('::')[2])}",
+        )
+    try:
+        filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), given))
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        raise ConfigError(
+            f"cannot open {redacted(url)}: the package for `{protocol}://` is not installed",
+            hint=f"pip install 'resilient-train[{extra}]'" if extra else redacted_text(str(error)),
+        ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"cannot open {redacted(url)}: {redacted_text(str(error))}",
+            hint="resilient ckpt ls --help",
+        ) from error
+    # s3fs repeats everything five times on top of botocore's repetitions.
+    with suppress(AttributeError):
+        filesystem.retries = min(filesystem.retries, 1)
+    if protocol in IN_PARTS:
+        timeouts = {**_S3["config_kwargs"], **filesystem.config_kwargs}
+        bound_requests(filesystem, timeouts["read_timeout"])
+    return filesystem, str(root)
