@@ -52,6 +52,7 @@ def assemble(
         ConfigError: the arguments do not fit the model or the data.
     """
     args, session = hooks.args, hooks.session
+    hooks.require_counting()
     cursor, deal = _place_in_data(hooks)
     strategy = strategy_for(args, session.device, session.world.size, hooks.model)
     topic, model = session.next_topic(), strategy.prepare(hooks.model)

@@ -33,6 +33,7 @@ from resilient.train.state import TrainerControl, TrainerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import torch
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -51,6 +52,7 @@ class TrainerBase(TrainerHooks):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         data_collator: Callable[[Any], Any] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
@@ -63,6 +65,7 @@ class TrainerBase(TrainerHooks):
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or default_data_collator
+        self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.makes_scheduler = self.lr_scheduler is None
@@ -78,6 +81,7 @@ class TrainerBase(TrainerHooks):
         self.callback_handler.context["model"] = self.model
         self._emit = self.session.emit
         self._registered: dict[str, Part] = {}
+        self.learn_losses()
         self.callback_handler.fire("on_init_end")
 
     def register(

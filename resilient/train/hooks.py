@@ -1,4 +1,4 @@
-"""What users override: how a loss is made, how data is loaded, what optimises."""
+"""What users override: how data is loaded and evaluated, and what optimises."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.train import optimizers, schedules
-from resilient.train.batch import (
-    find_labels,
-    forward,
-    require_loss,
-    split_columns,
-    split_outputs,
-    to_device,
-)
+from resilient.train.batch import find_labels, forward, split_outputs
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style, train_loader
 from resilient.train.evaluation import Share, eval_loader
-from resilient.train.reporting import ColumnsUnused
+from resilient.train.stepping import LossHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,64 +21,20 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
-    from resilient.strategies.strategy import Updates
-    from resilient.train.arguments import TrainingArguments
-    from resilient.train.session import Session
 
-
-class TrainerHooks:
+class TrainerHooks(LossHooks):
     """The overridable half of :class:`resilient.Trainer`, with the field's names.
 
     Attributes:
         makes_scheduler: whether the scheduler is ours, and may be made anew for another length.
-        current_gradient_accumulation_steps: micro-batches of the step that is being trained.
-        train_sampler: yields micro-batches from the run's position; a train loader of your own
-            must use it as its ``batch_sampler``, over a ``KeyedDataset``, to resume exactly.
     """
 
-    model: nn.Module
-    args: TrainingArguments
-    session: Session
-    precision: Updates
     train_dataset: Any
     eval_dataset: Any
     data_collator: Callable[[Any], Any]
     optimizer: Optimizer | None
     lr_scheduler: LRScheduler | None
     makes_scheduler: bool = True
-    train_sampler: ResumableSampler | None = None
-    current_gradient_accumulation_steps: int = 1
-    _told_unused: bool = False
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,  # noqa: FBT001, FBT002 - the field's signature
-    ) -> Any:
-        """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
-
-        Raises:
-            ConfigError: the model returned no scalar loss.
-        """
-        outputs = forward(model, self._used_columns(inputs))
-        loss = require_loss(outputs, model)
-        return (loss, outputs) if return_outputs else loss
-
-    def training_step(self, model: nn.Module, inputs: Any) -> torch.Tensor:
-        """Forward and backward of one micro-batch; gradients add up.
-
-        Returns:
-            The loss over the micro-batches of the step, detached (a scalar).
-        """
-        inputs = self._prepare_inputs(inputs)
-        with self.precision.autocast():
-            loss = self.compute_loss(model, inputs)
-        if self.current_gradient_accumulation_steps > 1:
-            loss = loss / self.current_gradient_accumulation_steps
-        self.precision.backward(loss)
-        detached: torch.Tensor = loss.detach()
-        return detached
 
     def prediction_step(
         self,
@@ -154,20 +103,3 @@ class TrainerHooks:
         return Share(
             size, self.args.per_device_eval_batch_size, self.session.world, in_step=together
         )
-
-    def _used_columns(self, inputs: Any) -> Any:
-        """Return what the model's forward takes; tell once what it does not."""
-        if not self.args.remove_unused_columns:
-            return inputs
-        used, unused = split_columns(inputs, self.model)
-        if unused and not self._told_unused and self.session.world.is_coordinator:
-            self.session.emit(ColumnsUnused(unused))
-        self._told_unused |= bool(unused)
-        return used
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        return to_device(inputs, self.session.device) if self._on_gpu else inputs
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.session.device.type != "cpu"

@@ -37,6 +37,8 @@ class Trainer(TrainerBase):
         train_dataset: map-style.
         eval_dataset: map-style, or a dict of them (metrics ``eval_<name>_*``).
         data_collator: samples -> batch; None stacks them.
+        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the labels are kept
+            from the model.
         compute_metrics: ``EvalPrediction`` -> dict of numbers.
         callbacks: after the built-in ones, in this order.
         optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
@@ -118,10 +120,12 @@ class Trainer(TrainerBase):
         # The last group of an epoch may be short; its loss is divided by its own size.
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
+        samples, count = self.get_batch_samples(batches, group, self.session.device)
+        samples, counted = iter(samples), () if count is None else (count,)
         for nth in range(1, group + 1):
             last = nth == group
             with nullcontext() if last else run.strategy.no_sync(run.model):
-                run.meters.add_loss(self.training_step(run.model, next(batches)))
+                run.meters.add_loss(self.training_step(run.model, next(samples), *counted))
             run.cursor.advance(run.deal)
             if not last:
                 fire("on_substep_end")

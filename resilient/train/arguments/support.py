@@ -9,8 +9,8 @@ How to switch an argument on when its feature is there:
 * the argument as a whole: delete its line in :data:`NOT_YET`;
 * one name among several (an optimizer, a schedule, a tracker): delete its line in
   :data:`NAMES_NOT_YET`;
-* where the default should become the field's (``average_tokens_across_devices``,
-  ``logging_nan_inf_filter``): change the default in ``fields/`` too;
+* where the default should become the field's (``logging_nan_inf_filter``): change the default in
+  ``fields/`` too;
 * say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
   flip the rows of ``docs/parity.md``.
 
@@ -26,7 +26,6 @@ from typing import Any
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "activation_checkpointing": (None, False),
     "auto_find_batch_size": (False,),
-    "average_tokens_across_devices": (False,),
     "batch_eval_metrics": (False,),
     "bf16_full_eval": (False,),
     "ddp_broadcast_buffers": (None,),
@@ -43,7 +42,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "include_for_metrics": ([],),
     "include_num_input_tokens_seen": ("no",),
     "label_names": (None, []),
-    "label_smoothing_factor": (0,),
     "logging_nan_inf_filter": (False,),
     "log_level": ("passive",),
     "log_level_replica": ("warning",),

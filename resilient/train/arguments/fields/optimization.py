@@ -34,7 +34,7 @@ class OptimizationArguments:
 
     gradient_accumulation_steps: int = option(1, "micro-batches per optimizer step")
     average_tokens_across_devices: bool = option(
-        default=False, help="the loss is the mean over the tokens of all ranks"
+        default=True, help="the loss is the mean over the tokens of all ranks"
     )
     label_smoothing_factor: float = option(0.0, "share of the target spread over all classes")
     neftune_noise_alpha: float | None = option(

@@ -1,0 +1,202 @@
+"""What users override of a step: the batches that it is made of, and their loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.train import losses
+from resilient.train.batch import forward, require_loss, split_columns, to_device
+from resilient.train.reporting import ColumnsUnused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+    from torch import nn
+
+    from resilient.strategies.strategy import Updates
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data import ResumableSampler
+    from resilient.train.session import Session
+
+
+class LossHooks:
+    """The part of :class:`resilient.Trainer` that makes losses, with the field's names.
+
+    Attributes:
+        compute_loss_func: ``(outputs, labels, num_items_in_batch) -> loss``, or None.
+        label_smoother: makes the loss from logits and labels, or None.
+        model_accepts_loss_kwargs: whether the model takes ``num_items_in_batch``.
+        loss_is_scaled_for_ga: whether the loss of ``compute_loss`` is normalised over the whole
+            step already; None: it is when it was divided by ``num_items_in_batch``. An override
+            of ``compute_loss`` that does so says True; the labels are then counted for it.
+        current_gradient_accumulation_steps: micro-batches of the step that is being trained.
+        train_sampler: yields micro-batches from the run's position; a train loader of your own
+            must use it as its ``batch_sampler``, over a ``KeyedDataset``, to resume exactly.
+    """
+
+    model: nn.Module
+    args: TrainingArguments
+    session: Session
+    precision: Updates
+    compute_loss_func: Callable[..., torch.Tensor] | None = None
+    label_smoother: losses.LabelSmoother | None = None
+    model_accepts_loss_kwargs: bool = False
+    loss_is_scaled_for_ga: bool | None = None
+    current_gradient_accumulation_steps: int = 1
+    train_sampler: ResumableSampler | None = None
+    _told_unused: bool = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss of a batch (a scalar), or ``(loss, outputs)``.
+
+        ``compute_loss_func`` makes it, else the label smoother, else the model.
+
+        Args:
+            model: the model as it is trained.
+            inputs: a batch, on the device.
+            return_outputs: whether the model's outputs are wanted too.
+            num_items_in_batch: labels that count in the whole optimizer step, of all ranks with
+                ``average_tokens_across_devices``; None where nobody counted, as in evaluation.
+
+        Raises:
+            ConfigError: the model returned no scalar loss.
+        """
+        function, smoother = self.compute_loss_func, self.label_smoother
+        makes_own = function is None and smoother is None
+        inputs, labels = (inputs, None) if makes_own else losses.take_labels(inputs)
+        inputs = self._used_columns(inputs)
+        counted = num_items_in_batch is not None
+        if counted and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping):
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = forward(model, inputs)
+        if function is not None:
+            loss = function(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif smoother is not None and labels is not None:
+            shifted = losses.is_causal_lm(self.model)
+            loss = smoother(outputs, labels, shifted, num_items_in_batch)
+        else:
+            loss = require_loss(outputs, model)
+        if counted and self.args.average_tokens_across_devices:
+            # Ranks average gradients; of shares of one mean they must be added.
+            loss = loss * self._data_ranks
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Forward and backward of one micro-batch; gradients add up.
+
+        Args:
+            model: the model as it is trained.
+            inputs: a batch as the loader made it.
+            num_items_in_batch: as in ``compute_loss``; given only where it is counted.
+
+        Returns:
+            The micro-batch's part of the loss of its step, detached (a scalar).
+        """
+        inputs = self._prepare_inputs(inputs)
+        counted: dict[str, Any] = {}
+        if num_items_in_batch is not None:
+            counted["num_items_in_batch"] = num_items_in_batch
+        with self.precision.autocast():
+            loss = self.compute_loss(model, inputs, **counted)
+        is_scaled = self.loss_is_scaled_for_ga
+        if is_scaled is None:
+            is_scaled = bool(counted)
+        if not is_scaled and self.current_gradient_accumulation_steps > 1:
+            loss = loss / self.current_gradient_accumulation_steps
+        self.precision.backward(loss)
+        detached: torch.Tensor = loss.detach()
+        return detached
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[Iterable[Any], torch.Tensor | None]:
+        """Return the micro-batches of a step, and how many of their labels count.
+
+        Nothing is counted (None), and nothing is fetched ahead, unless somebody divides by it.
+        Collective, where it is counted over ranks.
+        """
+        if not self._counts_labels:
+            return islice(epoch_iterator, num_batches), None
+        batches = list(islice(epoch_iterator, num_batches))
+        count = losses.count_labels(batches, shifted=losses.shifts_labels(self.model))
+        if count is None:
+            return batches, None
+        count, ranks = count.to(device), self.session.world.size
+        if self.args.average_tokens_across_devices and ranks > 1:
+            count = losses.sum_over_ranks(count, copies=ranks // self._data_ranks)
+        # A step whose labels are all ignored has no loss; it must not become one that is no number.
+        return batches, count.clamp(min=1)
+
+    def learn_losses(self) -> None:
+        """Look at the model: what makes its loss, and what it takes for that."""
+        self.label_smoother = losses.label_smoother_for(
+            self.model, self.args.label_smoothing_factor
+        )
+        self.model_accepts_loss_kwargs = losses.accepts_loss_kwargs(self.model)
+
+    def require_counting(self) -> None:
+        """Refuse overrides that cannot be given a count which the model needs.
+
+        Raises:
+            ConfigError: names the method.
+        """
+        for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
+            taken = inspect.signature(method).parameters
+            if "num_items_in_batch" in taken or any(
+                one.kind is one.VAR_KEYWORD for one in taken.values()
+            ):
+                continue
+            raise ConfigError(
+                f"`{type(self).__name__}.{method.__name__}` does not take `num_items_in_batch`, "
+                "and the loss is divided by it: add `num_items_in_batch=None` to it and pass it "
+                "on, or set `model_accepts_loss_kwargs = False` on the trainer"
+            )
+
+    @property
+    def _counts_labels(self) -> bool:
+        """Whether somebody divides the loss by the labels of the whole step."""
+        return (
+            self.model_accepts_loss_kwargs
+            or self.compute_loss_func is not None
+            or self.label_smoother is not None
+            or self.loss_is_scaled_for_ga is True
+        )
+
+    @property
+    def _data_ranks(self) -> int:
+        """How many ranks train on samples of their own."""
+        return self.train_sampler.deal.ranks if self.train_sampler else self.session.world.size
+
+    def _used_columns(self, inputs: Any) -> Any:
+        """Return what the model's forward takes; tell once what it does not."""
+        if not self.args.remove_unused_columns:
+            return inputs
+        used, unused = split_columns(inputs, self.model)
+        if unused and not self._told_unused and self.session.world.is_coordinator:
+            self.session.emit(ColumnsUnused(unused))
+        self._told_unused |= bool(unused)
+        return used
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return a batch on the device; overridden, it prepares those of evaluation too."""
+        return to_device(inputs, self.session.device) if self._on_gpu else inputs
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.session.device.type != "cpu"
