@@ -170,7 +170,7 @@ MUTANTS = [
         "room is looked for after writing",
         "resilient/vault/saving/persist.py",
         "        require_space(desk, checkpoint, division, job.topic)\n",
-        "        mine = attempt(lambda: _write(desk, job, division))\n"
+        "        mine = attempt(lambda: _write(desk, job, division, pace))\n"
         "        require_space(desk, checkpoint, division, job.topic)\n",
         ROOM,
     ),

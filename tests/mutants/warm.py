@@ -23,6 +23,7 @@ FOREIGN += ("fsspec", "safetensors.torch", "xxhash", "yaml", "pytest")
 """Slow to import, and from elsewhere. No plugins of pytest: it wants to rewrite those itself."""
 OURS = ("resilient", "resilient_cli", "tests", "examples", "benchmarks", "conftest")
 LOOK_EVERY_SECONDS = 0.02
+_THREW = 70
 
 
 def warm_up() -> None:
@@ -35,7 +36,21 @@ def warm_up() -> None:
         raise AssertionError(f"imported before the fork: {', '.join(ours)}")
 
 
-def run_tests(tree: str, words: list[str]) -> int:
+class Ended:
+    """Hears from pytest how the tests ended; what is thrown as pytest leaves changes that no more.
+
+    A test that failed may leave things behind of which pytest complains with an exception.
+    """
+
+    def __init__(self) -> None:
+        self.status = _THREW
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Keep the exit status."""
+        self.status = int(exitstatus)
+
+
+def run_tests(tree: str, words: list[str], ended: Ended) -> int:
     """Return how pytest ended over ``tree``; in a fork."""
     import pytest
 
@@ -51,18 +66,19 @@ def run_tests(tree: str, words: list[str]) -> int:
     sys.path[:] = [*first, *sys.path]
     sys.argv = ["pytest"]
     importlib.invalidate_caches()
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *words]))
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *words], plugins=[ended]))
 
 
 def forked(tree: str, words: list[str], seconds: float) -> int | None:
     """Return how pytest ended in a fork; None if it had to be killed, with all it started."""
     pid = os.fork()
     if pid == 0:
-        status = 70
+        ended = Ended()
         try:
-            status = run_tests(tree, words)
+            ended.status = run_tests(tree, words, ended)
         finally:
-            os._exit(status)
+            # Green tests and an exception behind them are not green.
+            os._exit(ended.status or _THREW if sys.exc_info()[0] else ended.status)
     ends = time.monotonic() + seconds
     status = None
     while status is None and time.monotonic() < ends:

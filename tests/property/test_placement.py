@@ -165,6 +165,12 @@ def test_each_rank_reads_only_the_chunks_that_hold_its_rows():
             assert torch.equal(zeros.to_local(), full[first : first + rows // 4])
 
 
+def test_a_span_ends_where_a_hole_is_large():
+    column = Region((0, 0), (4, 2))
+    assert len(list(spans(whole((4, 10)), column, 9))) == 1
+    assert len(list(spans(whole((4, 10)), column, 8))) == 4
+
+
 @settings(deadline=None)
 @given(SHAPES, st.integers(1, 60), st.data())
 def test_spans_hold_a_box_once_and_skip_large_holes(shape, hole, data):
