@@ -68,7 +68,7 @@ fuzz: $(STAMP)
 
 # Every optimizer with every schedule, interrupted and resumed.
 matrix: $(STAMP)
-	$(PYTEST) -n auto tests/unit/train/test_matrix.py --matrix --timeout 900
+	$(PYTEST) -n auto tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants

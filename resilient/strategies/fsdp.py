@@ -1,49 +1,54 @@
-"""Parameters, gradients and optimizer state spread over ranks by torch's FSDP2."""
+"""Each rank holds a share of every parameter, gradient and moment: torch's FSDP2."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from resilient.errors import ConfigError
 from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from resilient.strategies.fsdp_options import FsdpOptions
     from resilient.strategies.strategy import Bound, Updates
 
 
 @dataclass(frozen=True, slots=True)
 class FsdpStrategy:
-    """FSDP2 over all ranks; shards are cut from what rank 0 holds.
+    """FSDP2; shards are cut from what rank 0 holds.
 
     Every module of one of ``layer_classes``, or with at least ``min_num_params`` parameters that
     no module inside it has taken, is gathered and freed as one; what is left belongs to the root.
 
     Attributes:
-        device: where this rank's shards are.
-        layer_classes: names of classes of modules to shard one by one.
-        min_num_params: see above; 0 shards by class alone.
-        reshard_after_forward: free gathered parameters between forward and backward.
+        device: where this rank computes.
+        options: how the model is sharded.
     """
 
     device: torch.device
-    layer_classes: tuple[str, ...] = ()
-    min_num_params: int = 0
-    reshard_after_forward: bool = True
+    options: FsdpOptions
     name: str = "fsdp"
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -51,46 +56,48 @@ class FsdpStrategy:
 
         Raises:
             ConfigError: a class of ``layer_classes`` is nowhere in the model, a parameter is a
-                scalar, or one is not sharded afterwards.
+                scalar, one is not sharded afterwards, or ranks cannot be cut so.
         """
         if isinstance(model, FSDPModule):
             return model
-        _refuse_scalars(model)
+        refuse_scalars(model)
+        units = units_of(model, self.options)
         broadcast([*model.parameters(), *model.buffers()])
-        mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
-        for module in self._units(model):
+        mesh = data_mesh(self.device, self.options)
+        for module in [*units, model]:
             self._shard(module, mesh)
-        self._shard(model, mesh)
         _require_sharded(model)
+        self._prefetch([model, *reversed(units)])
         model.register_forward_pre_hook(begin_with_rank_0)
         return model
 
     def _shard(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        # None: all but the root, which the backward pass needs at once.
-        keep = None if self.reshard_after_forward else False
-        fully_shard(module, mesh=mesh, reshard_after_forward=keep)
+        options = self.options
+        on_gpu = self.device.type == "cuda"
+        fully_shard(
+            module,
+            mesh=mesh,
+            # None: all but the root, which the backward pass needs at once.
+            reshard_after_forward=None if options.reshard_after_forward else False,
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=dtype_of(options.dtypes.param),
+                reduce_dtype=dtype_of(options.dtypes.reduce),
+                output_dtype=dtype_of(options.dtypes.output),
+            ),
+            offload_policy=CPUOffloadPolicy(pin_memory=on_gpu)
+            if options.cpu_offload
+            else OffloadPolicy(),
+        )
 
-    def _units(self, model: nn.Module) -> list[nn.Module]:
-        """Return the modules inside ``model`` to shard one by one, inner ones first."""
-        known = {type(module).__name__ for module in model.modules()}
-        unknown = sorted(set(self.layer_classes) - known)
-        if unknown:
-            raise ConfigError(
-                f"no module of the model is a {', '.join(unknown)}; "
-                f"it has {', '.join(sorted(known))}",
-                hint="name classes of the model in fsdp_transformer_layer_cls_to_wrap",
-            )
-        uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
-        taken: set[int] = set()
-        units = []
-        for module in reversed(list(model.modules())):  # inner modules come after outer ones
-            own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
-            by_class = type(module).__name__ in self.layer_classes
-            by_size = 0 < self.min_num_params <= sum(own.values())
-            if module is not model and own and (by_class or by_size) and _is_alone(module, uses):
-                units.append(module)
-                taken |= set(own)
-        return units
+    def _prefetch(self, modules: Sequence[nn.Module]) -> None:
+        """Say what is gathered early; ``modules`` are in the order of the forward pass."""
+        if self.options.forward_prefetch:
+            for one, following in pairwise(cast("Sequence[FSDPModule]", modules)):
+                one.set_modules_to_forward_prefetch([following])
+        if self.options.backward_prefetch == "no_prefetch":
+            for one in cast("Sequence[FSDPModule]", modules):
+                # Itself is there already; nothing at all would mean torch's default.
+                one.set_modules_to_backward_prefetch([one])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
         """Return the sharded model and what makes its steps."""
@@ -115,13 +122,79 @@ class FsdpStrategy:
         broadcast_buffers(model)
 
 
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """Return torch's dtype of a name."""
+    return None if name is None else cast("torch.dtype", getattr(torch, name))
+
+
+def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
+    """Return the mesh that a model is sharded over: all ranks, or (replicas, ranks of each).
+
+    Raises:
+        ConfigError: the ranks cannot be cut so.
+    """
+    ranks = dist.get_world_size()
+    size = options.shard_size
+    if options.hybrid and not size:
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
+    if size in (0, ranks):
+        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
+    if size < 1 or ranks % size:
+        raise ConfigError(
+            f"{ranks} ranks cannot be cut into groups of {size} that each hold the model",
+            hint="set `shard_size` in fsdp_config to a divisor of the number of ranks",
+        )
+    names = ("dp_replicate", "dp_shard")
+    return init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=names)
+
+
+def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
+    """Return the modules inside ``model`` to shard one by one, inner ones first.
+
+    Raises:
+        ConfigError: there is none though one was asked for.
+    """
+    classes = _classes_in(model, options)
+    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    taken: set[int] = set()
+    units = []
+    for module in reversed(list(model.modules())):  # inner modules come after outer ones
+        own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
+        by_class = type(module).__name__ in classes
+        by_size = 0 < options.min_num_params <= sum(own.values())
+        if module is not model and own and (by_class or by_size) and _is_alone(module, uses):
+            units.append(module)
+            taken |= set(own)
+    if options.wrap and not units:
+        raise ConfigError(
+            "`auto_wrap` found no module to shard by itself",
+            hint="name classes in fsdp_transformer_layer_cls_to_wrap, or set fsdp_min_num_params",
+        )
+    return units
+
+
+def _classes_in(model: nn.Module, options: FsdpOptions) -> set[str]:
+    known = {type(module).__name__ for module in model.modules()}
+    unknown = sorted(set(options.layer_classes) - known)
+    if unknown:
+        raise ConfigError(
+            f"no module of the model is a {', '.join(unknown)}; it has {', '.join(sorted(known))}",
+            hint="name classes of the model in fsdp_transformer_layer_cls_to_wrap",
+        )
+    if options.layer_classes or not options.wrap or options.min_num_params:
+        return set(options.layer_classes)
+    # What a model of Transformers says of its layers.
+    return known & set(getattr(model, "_no_split_modules", None) or ())
+
+
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
     """Say whether no parameter of ``module`` is tied to one outside: sharding would untie them."""
     inside = Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
     return all(uses[one] == count for one, count in inside.items())
 
 
-def _refuse_scalars(model: nn.Module) -> None:
+def refuse_scalars(model: nn.Module) -> None:
+    """Raise if a parameter is a scalar: FSDP cuts the first dimension."""
     for name, one in model.named_parameters():
         if one.dim() == 0:
             raise ConfigError(

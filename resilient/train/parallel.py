@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.recomputing import recompute
 from resilient.strategies.single import SingleStrategy
-from resilient.train.arguments import layer_classes
+from resilient.train.arguments.distribution import fsdp_options, recomputing
 
 if TYPE_CHECKING:
     import torch
@@ -21,24 +23,35 @@ def strategy_for(
 ) -> Strategy:
     """Return how ``model`` is parallel: by DeepSpeed, or as soon as there is more than one rank.
 
+    What is done to the layers of any model, however it is parallel, is done here.
+
     Raises:
         ConfigError: DeepSpeed's config and the arguments contradict each other.
     """
+    how = recomputing(args)
+    if how is not None:
+        recompute(model, how, fsdp_options(args).layer_classes)
     if args.parallelism == "deepspeed":
         return _deepspeed(args, device, ranks, model)
     if ranks == 1:
+        _refuse_alone(args)
         return SingleStrategy()
     if args.parallelism == "fsdp":
         # Only sharded training pays for loading torch's part about it.
         from resilient.strategies.fsdp import FsdpStrategy
 
-        return FsdpStrategy(
-            device,
-            layer_classes(args),
-            args.fsdp_min_num_params,
-            args.fsdp_reshard_after_forward,
-        )
+        return FsdpStrategy(device, fsdp_options(args))
     return DdpStrategy(device, bool(args.ddp_find_unused_parameters), args.ddp_bucket_cap_mb)
+
+
+def _refuse_alone(args: TrainingArguments) -> None:
+    """Raise if one rank alone would train in another precision than it was told."""
+    if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
+        raise ConfigError(
+            "`mixed_precision` in fsdp_config needs more than one rank: FSDP does not shard over "
+            "one, and its precision would be ignored",
+            hint="leave it out and write bf16=True",
+        )
 
 
 def _deepspeed(

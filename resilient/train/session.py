@@ -15,6 +15,7 @@ from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
+from resilient.train.arguments.distribution import fsdp_options
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
@@ -170,6 +171,12 @@ def open_session(args: TrainingArguments) -> Session:
 def _backend(args: TrainingArguments, world: World) -> Backend:
     """Return how the ranks compute together, and bind this process to its GPU."""
     device = choose_device(world, use_cpu=args.use_cpu)
-    return Backend(
-        args.ddp_backend or ("nccl" if device.type == "cuda" else "gloo"), args.ddp_timeout
-    )
+    return Backend(args.ddp_backend or _backend_for(args, device), args.ddp_timeout)
+
+
+def _backend_for(args: TrainingArguments, device: torch.device) -> str:
+    if device.type != "cuda":
+        return "gloo"
+    # Norms of gradients that are in host memory are added up there.
+    offloads = args.parallelism == "fsdp" and fsdp_options(args).cpu_offload
+    return "cpu:gloo,cuda:nccl" if offloads else "nccl"

@@ -64,19 +64,19 @@ def exit_codes(pids):
     return codes
 
 
-def run_forks(script, folder, worlds):
-    """Run ``script FOLDER PORT...`` and insist on success."""
+def run_forks(script, folder, worlds, *more):
+    """Run ``script FOLDER PORT... MORE...`` and insist on success."""
     ports, path = _free_ports(worlds), folder / "said"
-    with path.open("w") as said, _started(script, folder, ports, said) as parent:
-        assert parent.wait(300) == 0, path.read_text()[-3000:]
+    with path.open("w") as said, _started(script, folder, [*ports, *more], said) as parent:
+        assert parent.wait(600) == 0, path.read_text()[-3000:]
 
 
 @contextmanager
-def _started(script, folder, ports, said):
+def _started(script, folder, words, said):
     """Start the script in a process group of its own; nothing of that is left."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     worlds = subprocess.Popen(
-        [sys.executable, str(script), str(folder), *map(str, ports)],
+        [sys.executable, str(script), str(folder), *map(str, words)],
         env={**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"},
         stdout=said,
         stderr=subprocess.STDOUT,

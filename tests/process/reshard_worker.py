@@ -35,6 +35,7 @@ from resilient.state.fsdp1 import Fsdp1Model, Fsdp1Optimizer
 from resilient.state.optimizer import NamedOptimizer
 from resilient.strategies.ddp import DdpStrategy
 from resilient.strategies.fsdp import FsdpStrategy
+from resilient.strategies.fsdp_options import FsdpOptions
 from resilient.world.launch import read_launch
 from resilient.world.tcp import connect, join_process_group
 
@@ -164,7 +165,7 @@ def build(layout, seed):
     if layout == "ddp":
         DdpStrategy(CPU).prepare(model)
     elif layout == "fsdp":
-        FsdpStrategy(CPU, layer_classes=("Linear",)).prepare(model)
+        FsdpStrategy(CPU, FsdpOptions(layer_classes=("Linear",))).prepare(model)
     elif layout != "single":
         {"hybrid": hybrid, "columns": columns, "grid": grid}[layout](model)
     sharded = {name for name, one in model.named_parameters() if isinstance(one, DTensor)}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check, check_types
 from resilient.train.arguments.command_line import parse_arguments
+from resilient.train.arguments.distribution import parallelism_of
 from resilient.train.arguments.fields.computing import ComputingArguments
 from resilient.train.arguments.fields.data import DataArguments
 from resilient.train.arguments.fields.evaluation import EvaluationArguments
@@ -99,8 +100,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             self.torch_compile = True
         if self.eval_strategy != "no":
             self.do_eval = True
-        if self.deepspeed and self.parallelism == "ddp":
-            self.parallelism = "deepspeed"
+        self.parallelism = parallelism_of(self)
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
@@ -153,12 +153,6 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
     def to_json_string(self) -> str:
         """Return the fields as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
-
-
-def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
-    """Return the names of the classes whose modules FSDP gathers one by one."""
-    names = args.fsdp_transformer_layer_cls_to_wrap.split(",")
-    return tuple(name.strip() for name in names if name.strip())
 
 
 def _unfolded(name: str, value: Any) -> Any:

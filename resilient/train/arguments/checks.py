@@ -9,6 +9,7 @@ from resilient.errors import ConfigError
 from resilient.format.parity import check_parity
 from resilient.train.arguments.changes import ALL, RULES
 from resilient.train.arguments.choices import CHOICES
+from resilient.train.arguments.distribution import check_distribution
 from resilient.train.arguments.kinds import kinds_of, require_kind
 from resilient.train.arguments.support import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
 from resilient.train.arguments.words import did_you_mean, refused
@@ -43,6 +44,7 @@ def check(args: TrainingArguments) -> None:
     _check_support(args)
     _check_cadences(args)
     _check_combinations(args)
+    check_distribution(args)
     # Spelt wrongly it must not be found out at the first save.
     parse_retention(args.save_retention or {}, args.save_total_limit)
     check_parity(args.save_parity)
@@ -140,10 +142,6 @@ def _check_combinations(args: TrainingArguments) -> None:
         raise ConfigError("`fp16` and `bf16` are both set: use one of them")
     if args.fp16_full_eval and args.bf16_full_eval:
         raise ConfigError("`fp16_full_eval` and `bf16_full_eval` are both set: use one of them")
-    if args.deepspeed and args.parallelism != "deepspeed":
-        raise ConfigError(
-            f"`deepspeed` is given and `parallelism`={args.parallelism!r}: leave one of them out"
-        )
     if args.dataloader_num_workers == 0 and (
         args.dataloader_prefetch_factor is not None or args.dataloader_persistent_workers
     ):

@@ -24,7 +24,6 @@ from typing import Any
 
 # Argument -> the values that ask for nothing; any other is refused until the feature is there.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "activation_checkpointing": (None, False),
     "auto_find_batch_size": (False,),
     "batch_eval_metrics": (False,),
     "bf16_full_eval": (False,),
@@ -36,7 +35,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "eval_on_start": (False,),
     "eval_use_gather_object": (False,),
     "fp16_full_eval": (False,),
-    "fsdp": (None,),
     "full_determinism": (False,),
     "ignore_data_skip": (False,),
     "include_for_metrics": ([],),
@@ -126,8 +124,6 @@ NEVER: dict[str, dict[str, str]] = {
 # What to do instead, as long as an argument is refused.
 INSTEAD = {
     "report_to": "trackers are callbacks: give them as `callbacks` of the Trainer",
-    "activation_checkpointing": "switch it on in the model",
     "torch_compile": "compile parts of the model before the Trainer gets it",
-    "fsdp": 'write parallelism="fsdp"',
     "push_to_hub": "push what `save_model` wrote with huggingface_hub",
 }

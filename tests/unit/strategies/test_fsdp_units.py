@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.fsdp import FsdpStrategy
+from resilient.strategies.fsdp import units_of
+from resilient.strategies.fsdp_options import FsdpOptions
 from resilient.train.arguments import TrainingArguments, layer_classes
-
-CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
@@ -31,7 +29,7 @@ class Tied(nn.Module):
 
 def units(model, **options):
     names = {id(module): name for name, module in model.named_modules()}
-    return [names[id(module)] for module in FsdpStrategy(CPU, **options)._units(model)]
+    return [names[id(module)] for module in units_of(model, FsdpOptions(**options))]
 
 
 def test_modules_of_a_class_are_units_inner_ones_first():

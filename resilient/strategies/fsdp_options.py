@@ -1,0 +1,309 @@
+"""What FSDP is told: ``fsdp`` and ``fsdp_config`` in the field's names, old and new (pure)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+MODES: dict[str, dict[str, Any]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "hybrid_shard": {"reshard_after_forward": True, "hybrid": True},
+    "hybrid_shard_zero2": {"reshard_after_forward": False, "hybrid": True},
+}
+_EXTRAS: dict[str, dict[str, Any]] = {"offload": {"cpu_offload": True}, "auto_wrap": {"wrap": True}}
+DTYPES = {
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+}
+BACKWARD_PREFETCH = ("backward_pre", "backward_post", "no_prefetch")
+
+
+class Dtypes(NamedTuple):
+    """The precision of parts of a sharded model, by torch's names; None leaves it as it is.
+
+    Attributes:
+        param: parameters as they are gathered, and what is computed with them.
+        reduce: gradients as they are added up over ranks.
+        buffer: buffers (FSDP1 alone).
+        output: what a module returns (FSDP2 alone).
+    """
+
+    param: str | None = None
+    reduce: str | None = None
+    buffer: str | None = None
+    output: str | None = None
+
+
+_AS_THEY_ARE = Dtypes()
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpOptions:
+    """How a model is sharded.
+
+    Attributes:
+        version: 2 (``fully_shard``) or 1 (``FullyShardedDataParallel``).
+        layer_classes: names of classes of modules to gather and free one by one.
+        min_num_params: gather a module with at least so many parameters by itself; 0: none.
+        wrap: whether modules must be found for that; the model's ``_no_split_modules`` count.
+        reshard_after_forward: free gathered parameters between forward and backward.
+        shard_size: ranks that hold the model together, others hold it again; 0: all ranks.
+        hybrid: the ranks of a host hold the model together.
+        cpu_offload: shards and their gradients are in host memory.
+        forward_prefetch: gather the next module before the forward pass of this one.
+        backward_prefetch: gather the next module before or after the gradients of this one.
+        dtypes: in which precision.
+        activation_checkpointing: compute activations again in the backward pass.
+        use_orig_params: optimizers see the model's own parameters (FSDP1; FSDP2 always).
+        limit_all_gathers: FSDP1 does not gather ahead of what is computed.
+    """
+
+    version: int = 2
+    layer_classes: tuple[str, ...] = ()
+    min_num_params: int = 0
+    wrap: bool = False
+    reshard_after_forward: bool = True
+    shard_size: int = 0
+    hybrid: bool = False
+    cpu_offload: bool = False
+    forward_prefetch: bool = False
+    backward_prefetch: str = "backward_pre"
+    dtypes: Dtypes = _AS_THEY_ARE
+    activation_checkpointing: bool = False
+    use_orig_params: bool = True
+    limit_all_gathers: bool = True
+
+
+def read_fsdp(
+    fsdp: Any, config: Mapping[str, Any] | str | None, given: Mapping[str, Any]
+) -> FsdpOptions:
+    """Return what both arguments say together.
+
+    Args:
+        fsdp: ``fsdp``: whether, or words as ``full_shard auto_wrap``.
+        config: ``fsdp_config``: a dict or the path of a JSON file; names may begin with ``fsdp_``.
+        given: what arguments of their own say, under the names of :class:`FsdpOptions`.
+
+    Raises:
+        ConfigError: a word, key or value is unknown, they contradict each other, or FSDP cannot.
+    """
+    told = {**given, **_words(fsdp), **_config(_read(config))}
+    policy = told.pop("auto_wrap_policy", None)
+    if policy == "no_wrap":
+        told |= {"layer_classes": (), "min_num_params": 0, "wrap": False}
+    elif policy == "size_based_wrap" and not told.get("min_num_params"):
+        raise _refused("auto_wrap_policy", policy, "say `min_num_params` too")
+    elif policy is not None:
+        told["wrap"] = True
+    options = FsdpOptions(**told)
+    _check(options)
+    return options
+
+
+def _words(fsdp: Any) -> dict[str, Any]:
+    if fsdp is None or isinstance(fsdp, bool):
+        return {}
+    words = fsdp.replace(",", " ").split() if isinstance(fsdp, str) else list(fsdp)
+    known = {**MODES, **_EXTRAS}
+    told: dict[str, Any] = {}
+    for word in words:
+        if word.lower() in ("true", "1"):
+            continue
+        if word == "no_shard":
+            raise _refused("fsdp", word, 'it shards nothing: write parallelism="ddp"')
+        if word not in known:
+            raise _refused("fsdp", word, f"use {', '.join(known)}{_meant(word, known)}")
+        told |= known[word]
+    modes = [word for word in words if word in MODES]
+    if len(modes) > 1:
+        raise ConfigError(f"`fsdp` says {' and '.join(modes)}: use one of them")
+    return told
+
+
+def _read(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    if not isinstance(config, str):
+        return dict(config or {})
+    try:
+        found = json.loads(Path(config).expanduser().read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read `fsdp_config` from `{config}`: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"`fsdp_config`: `{config}` holds no object of JSON")
+    return found
+
+
+def _config(config: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for key, value in config.items():
+        name = key.removeprefix("fsdp_")
+        if name not in _KEYS:
+            raise _refused(key, value, f"it is no key of `fsdp_config`{_meant(name, _KEYS)}")
+        told |= _KEYS[name](name, value)
+    return told
+
+
+def _check(options: FsdpOptions) -> None:
+    if options.version == 1:
+        raise _refused("version", 1, "write 2")
+    if not options.use_orig_params:
+        raise _refused(
+            "use_orig_params", value=False, accepted="FSDP2 flattens nothing: write version=1"
+        )
+    if options.backward_prefetch == "backward_post":
+        raise _refused(
+            "backward_prefetch",
+            options.backward_prefetch,
+            "FSDP2 gathers before or not at all: write backward_pre, no_prefetch or version=1",
+        )
+    if options.dtypes.buffer not in (None, "float32"):
+        raise _refused(
+            "buffer_dtype",
+            options.dtypes.buffer,
+            "FSDP2 leaves buffers alone: convert them in the model, or write version=1",
+        )
+
+
+def _flag(name: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false", "1", "0", "none", ""):
+        raise _refused(name, value, "use True or False")
+    return text in ("true", "1")
+
+
+def _number(name: str, value: Any) -> int:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if number < 0 or number != int(number):
+        raise _refused(name, value, "use a whole number of at least 0")
+    return int(number)
+
+
+def _one_of(name: str, value: Any, known: Collection[str]) -> str:
+    word = str(value).lower()
+    if word not in known:
+        raise _refused(name, value, f"use one of {', '.join(known)}{_meant(word, known)}")
+    return word
+
+
+def _version(name: str, value: Any) -> dict[str, Any]:
+    return {"version": int(_one_of(name, value, ("1", "2")))}
+
+
+def _reshard(name: str, value: Any) -> dict[str, Any]:
+    """Return what a flag (FSDP2) or a strategy by name or number (FSDP1) says."""
+    strategies = dict(enumerate([*list(MODES)[:2], "no_shard", *list(MODES)[2:]], 1))
+    word = str(value).lower()
+    if name == "sharding_strategy" and word.isdigit():
+        word = strategies.get(int(word), word)
+    if name == "sharding_strategy" or word in {*MODES, "no_shard"}:
+        return _words([word])
+    return {"reshard_after_forward": _flag(name, value)}
+
+
+def _layers(name: str, value: Any) -> dict[str, Any]:
+    names = value.split(",") if isinstance(value, str) else value or ()
+    if not all(isinstance(one, str) for one in names):
+        raise _refused(name, value, "use names of classes")
+    return {"layer_classes": tuple(one.strip() for one in names if one.strip())}
+
+
+def _policy(name: str, value: Any) -> dict[str, Any]:
+    known = ("transformer_based_wrap", "size_based_wrap", "no_wrap")
+    return {"auto_wrap_policy": _one_of(name, value, known)}
+
+
+def _prefetch(name: str, value: Any) -> dict[str, Any]:
+    word = "no_prefetch" if value in (None, "") else value
+    return {"backward_prefetch": _one_of(name, word, BACKWARD_PREFETCH)}
+
+
+def _precision(name: str, value: Any) -> dict[str, Any]:
+    """Return the dtypes that a dict, or one name for all of them, says."""
+    if isinstance(value, str):
+        value = {"param_dtype": value, "reduce_dtype": value, "output_dtype": None}
+    known = [f"{one}_dtype" for one in Dtypes._fields]
+    dtypes: dict[str, str | None] = {}
+    for key, dtype in dict(value or {}).items():
+        if key not in known:
+            raise _refused(f"{name}.{key}", dtype, f"use {', '.join(known)}{_meant(key, known)}")
+        word = str(dtype).removeprefix("torch.").lower()
+        dtypes[key.removesuffix("_dtype")] = (
+            None if dtype is None else DTYPES[_one_of(f"{name}.{key}", word, DTYPES)]
+        )
+    return {"dtypes": Dtypes(**dtypes)}
+
+
+def _asks_nothing(*accepted: str, why: str) -> Callable[[str, Any], dict[str, Any]]:
+    """Return a reader of a key that changes nothing here, and is refused with other values."""
+
+    def read(name: str, value: Any) -> dict[str, Any]:
+        if str(value).lower() not in accepted:
+            raise _refused(name, value, why)
+        return {}
+
+    return read
+
+
+def _same(read: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, Any]]:
+    return lambda name, value: {name: read(name, value)}
+
+
+_NO_XLA = _asks_nothing(
+    *("false", "none", "{}", "0"), why="it needs torch_xla, which current torch does not support"
+)
+_KEYS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
+    "version": _version,
+    "reshard_after_forward": _reshard,
+    "sharding_strategy": _reshard,
+    "shard_size": _same(_number),
+    "cpu_offload": _same(_flag),
+    "offload_params": lambda name, value: {"cpu_offload": _flag(name, value)},
+    "auto_wrap_policy": _policy,
+    "transformer_layer_cls_to_wrap": _layers,
+    "min_num_params": _same(_number),
+    "forward_prefetch": _same(_flag),
+    "backward_prefetch": _prefetch,
+    "mixed_precision": _precision,
+    "mixed_precision_policy": _precision,
+    "activation_checkpointing": _same(_flag),
+    "use_orig_params": _same(_flag),
+    "limit_all_gathers": _same(_flag),
+    "sync_module_states": _asks_nothing(
+        "true", "1", why="all ranks begin with what rank 0 holds, always"
+    ),
+    "cpu_ram_efficient_loading": _asks_nothing(
+        *("false", "0", "none"), why="each rank makes its model itself; leave it out"
+    ),
+    "state_dict_type": _asks_nothing(
+        *("full_state_dict", "sharded_state_dict"),
+        why="each rank writes its shards and `save_model` the whole; leave it out",
+    ),
+    "xla": _NO_XLA,
+    "xla_fsdp_v2": _NO_XLA,
+    "xla_fsdp_settings": _NO_XLA,
+    "xla_fsdp_grad_ckpt": _NO_XLA,
+}
+
+
+def _meant(word: str, known: Collection[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _refused(name: str, value: Any, accepted: str) -> ConfigError:
+    return ConfigError(f"`{name}`={value!r} of FSDP is not accepted: {accepted}")

@@ -1,0 +1,225 @@
+"""Runs of one small training under every strategy: unbroken, killed and started again.
+
+python strategies_worker.py FOLDER PORT... [KIND ...]
+
+Each life of each run is a world of its own, which meets at the next port. Each rank writes down
+what it held and what it sent (``seen-<rank>``), so that a request that was ignored shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from deepspeed_forks import exit_codes, fork_world
+from strategy_kinds import KINDS, worlds_of
+from torch import nn
+
+from resilient import Trainer, TrainerCallback, TrainingArguments
+from resilient.storage.open import open_store
+from resilient.vault.registry.catalog import committed
+
+STEPS = 6
+SAVE_STEPS = 2
+_HEAVY = (
+    *("torch.distributed.fsdp", "torch.distributed.tensor", "torch._inductor.compile_fx"),
+    *("resilient.strategies.fsdp", "torch.distributed.algorithms.ddp_comm_hooks"),
+)
+_COLLECTIVES = ("all_reduce", "reduce_scatter_single", "all_gather_single")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Points and the class that each belongs to."""
+
+    def __init__(self, size) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(size, 8, generator=generator)
+        self.y = (self.x.sum(1) > 0).long() + (self.x[:, 0] > 0.5).long()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+class Block(nn.Module):
+    def __init__(self, width) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(0.2)
+        self.calls = 0
+        self.dtypes: set[str] = set()
+
+    def forward(self, hidden):
+        self.calls += 1
+        inner = torch.tanh(self.up(self.norm(hidden)))
+        self.dtypes.add(str(inner.dtype))
+        return hidden + self.drop(self.down(inner))
+
+
+class Tower(nn.Module):
+    """Blocks between a first layer and a head; uneven, so that shards are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 10)
+        self.blocks = nn.ModuleList(Block(10) for _ in range(3))
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x, labels):
+        hidden = self.first(x)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits = self.head(hidden).float()
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Sent:
+    """The dtypes in which collectives of more than a few numbers were made, by their names."""
+
+    def __init__(self) -> None:
+        self.dtypes: dict[str, set[str]] = {name: set() for name in _COLLECTIVES}
+        for name in _COLLECTIVES:
+            setattr(dist, name, partial(self._call, name, getattr(dist, name)))
+
+    def _call(self, name, collective, *tensors, **options):
+        # The last tensor is what a rank gives.
+        given = [one for one in tensors if isinstance(one, torch.Tensor)] or [options["input"]]
+        if given[-1].is_floating_point() and given[-1].numel() > 8:
+            self.dtypes[name].add(str(given[-1].dtype).removeprefix("torch."))
+        return collective(*tensors, **options)
+
+
+class Watch(TrainerCallback):
+    """Writes down what was held and sent, and dies in the middle of a step."""
+
+    def __init__(self, folder, die_after) -> None:
+        self._folder = folder
+        self._die_after = die_after
+        self._sent = Sent()
+        self._gathered = set()
+
+    def on_train_begin(self, args, state, control, /, **context):
+        block = context["model"].blocks[0]
+        block.register_forward_hook(self._look)
+
+    def _look(self, block, _inputs, _outputs) -> None:
+        if block.training:
+            self._gathered.add(type(block.up.weight).__name__)
+
+    def on_step_begin(self, args, state, control, /, **_):
+        if self._die_after and state.global_step == self._die_after:
+            store = open_store(str(self._folder))
+            # Each life leaves a checkpoint: the save before the last step, however slow.
+            step = (self._die_after - 1) // SAVE_STEPS * SAVE_STEPS
+            while max((one.step for one in committed(store)), default=0) < step:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_end(self, args, state, control, /, **context):
+        model = context["model"]
+        said = {
+            "held": sum(_local(one).numel() for one in model.parameters()),
+            "total": sum(one.numel() for one in model.parameters()),
+            "moments": sum(
+                _local(one["exp_avg"]).numel() for one in context["optimizer"].state.values()
+            ),
+            "kinds": sorted({type(one).__name__ for one in model.parameters()}),
+            "losses": [one["loss"] for one in state.log_history if "loss" in one],
+            "evaluations": [one["eval_loss"] for one in state.log_history if "eval_loss" in one],
+            "norms": [one["grad_norm"] for one in state.log_history if "grad_norm" in one],
+            "calls": [block.calls for block in model.blocks],
+            "dtypes": sorted(set().union(*(block.dtypes for block in model.blocks))),
+            "after_forward": sorted(self._gathered),
+            "sent": {name: sorted(dtypes) for name, dtypes in self._sent.dtypes.items()},
+            "strategy": _details(model),
+        }
+        (self._folder / f"seen-{os.environ['RANK']}").write_text(json.dumps(said))
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _details(model):
+    """Return what FSDP2 was told about the first module that is gathered by itself."""
+    units = {name: one for name, one in model.named_modules() if hasattr(one, "unshard")}
+    if not units:
+        return {}
+    state = list(units.values())[1]._get_fsdp_state()
+    return {
+        "units": list(units),
+        "forward_prefetch": len(state._states_to_forward_prefetch),
+        "backward_prefetch": [one is state for one in state._states_to_backward_prefetch],
+        "mesh": list(next(model.parameters()).device_mesh.shape),
+        "placements": [str(one) for one in model.head.weight.placements],
+        "offload": type(state._fsdp_param_group.offload_policy).__name__,
+    }
+
+
+def main(folder, ports, kinds):
+    for name in _HEAVY:
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    for (run, kind, die_after), port in zip(worlds_of(kinds), ports, strict=True):
+        size = KINDS[kind].ranks
+        ranks = fork_world(size, port, partial(train, folder / run, kind, die_after))
+        if ranks is None:
+            return
+        ends = exit_codes(ranks)
+        assert ends == ({-signal.SIGKILL} if die_after else {0}), (run, kind, ends)
+
+
+def train(folder, kind, die_after):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
+    torch.manual_seed(int(os.environ["RANK"]))  # all begin as rank 0 all the same
+    folder.mkdir(exist_ok=True)
+    trainer = Trainer(
+        Tower(),
+        TrainingArguments(
+            **{
+                "output_dir": str(folder),
+                "max_steps": STEPS,
+                "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 2,
+                "learning_rate": 0.01,
+                "max_grad_norm": 1.0,
+                "warmup_steps": 2,
+                "lr_scheduler_type": "cosine",
+                "logging_steps": 1,
+                "eval_strategy": "steps",
+                "eval_steps": 3,
+                "save_strategy": "steps",
+                "save_steps": SAVE_STEPS,
+                "disable_tqdm": True,
+                "use_cpu": True,
+                **KINDS[kind].arguments,
+            }
+        ),
+        train_dataset=Rows(96),
+        eval_dataset=Rows(13),
+        callbacks=[Watch(folder, die_after)],
+    )
+    trainer.train()
+    trainer.save_model(str(folder / "exported"))
+
+
+if __name__ == "__main__":
+    numbers = [int(one) for one in sys.argv[2:] if one.isdigit()]
+    main(Path(sys.argv[1]), numbers, [one for one in sys.argv[2:] if not one.isdigit()])

@@ -1,0 +1,133 @@
+"""Each strategy trained, killed and resumed by real processes: the bits of an unbroken run.
+
+A covering subset here; ``make matrix`` runs every strategy in every precision.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeed_forks import run_forks
+from endings import differences, ending
+from safetensors.torch import load_file
+from strategy_kinds import KINDS, in_ci, worlds_of
+
+from resilient.storage.open import open_store
+from resilient.vault.registry.catalog import committed, read_manifest
+
+WORKER = Path(__file__).with_name("strategies_worker.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    # All tests read what one process and its forks left.
+    pytest.mark.xdist_group("strategies"),
+]
+
+
+@pytest.fixture(scope="module")
+def kinds(request):
+    return list(KINDS) if request.config.getoption("--matrix") else in_ci()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, kinds):
+    folder = tmp_path_factory.mktemp("runs")
+    run_forks(WORKER, folder, len(worlds_of(kinds)), *kinds)
+    return folder
+
+
+@pytest.fixture
+def seen(runs, kinds):
+    """Return what each rank of a kind's unbroken run held and sent."""
+
+    def read(kind):
+        if kind not in kinds:
+            pytest.skip("it is in `make matrix`")
+        folder = runs / f"{kind}-unbroken"
+        return [json.loads((folder / f"seen-{n}").read_text()) for n in range(KINDS[kind].ranks)]
+
+    return read
+
+
+def newest(folder):
+    store = open_store(str(folder))
+    return read_manifest(store, committed(store)[0])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_run_that_was_killed_equals_an_unbroken_one(runs, seen, kind):
+    seen(kind)
+    killed, unbroken = runs / f"{kind}-killed", runs / f"{kind}-unbroken"
+    assert newest(killed).world == {"size": KINDS[kind].ranks, "strategy": KINDS[kind].strategy}
+    assert newest(killed).checkpoint.generation == 2, "it did die"
+    assert differences(ending(killed), ending(unbroken)) == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].is_exact])
+def test_strategies_train_what_replicas_train(runs, seen, kind):
+    if KINDS[kind].ranks != KINDS["ddp"].ranks:
+        pytest.skip("replicas of as many ranks are not run")
+    ours, replicas = seen(kind)[0], seen("ddp")[0]
+    assert ours["losses"] == pytest.approx(replicas["losses"], rel=1e-5)
+    assert ours["norms"] == pytest.approx(replicas["norms"], rel=1e-4)
+    assert ours["evaluations"] == pytest.approx(replicas["evaluations"], rel=1e-5)
+    exported = load_file(runs / f"{kind}-unbroken" / "exported" / "model.safetensors")
+    expected = load_file(runs / "ddp-unbroken" / "exported" / "model.safetensors")
+    assert exported.keys() == expected.keys()
+    for name, whole in expected.items():
+        assert torch.allclose(exported[name], whole, atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].shards])
+def test_parameters_and_moments_are_cut_over_ranks(seen, kind):
+    found = seen(kind)
+    groups = KINDS[kind].ranks // KINDS[kind].shards
+    for one in found:
+        assert one["kinds"] == ["DTensor"]
+        assert one["moments"] == one["held"] < 0.6 * one["total"]
+    assert sum(one["held"] for one in found) == groups * found[0]["total"]
+    mesh = [groups, KINDS[kind].shards] if groups > 1 else [KINDS[kind].shards]
+    assert found[0]["strategy"]["mesh"] == mesh
+
+
+def test_parameters_stay_gathered_after_the_forward_pass_when_told(seen):
+    assert [one["after_forward"] for one in seen("mixed")] == [["DTensor"]] * 2
+    assert [one["after_forward"] for one in seen("shard_grad_op")] == [["Parameter"]] * 2
+
+
+def test_modules_are_gathered_by_class_or_by_size(seen):
+    blocks = [f"blocks.{n}" for n in range(3)]
+    linears = [f"{block}.{name}" for block in blocks for name in ("up", "down")]
+    assert seen("mixed")[0]["strategy"]["units"] == ["", *blocks]
+    assert seen("shard_grad_op")[0]["strategy"]["units"] == ["", *linears]
+
+
+def test_prefetch_and_offload_reach_torch(seen):
+    plain = seen("mixed")[0]["strategy"]
+    assert (plain["forward_prefetch"], plain["backward_prefetch"]) == (0, [])
+    assert plain["offload"] == "OffloadPolicy"
+    told = seen("shard_grad_op")[0]["strategy"]
+    assert told["forward_prefetch"] == 1
+    assert told["backward_prefetch"] == [True]
+    assert told["offload"] == "CPUOffloadPolicy"
+
+
+def test_a_mixed_precision_policy_computes_and_sends_in_its_dtypes(seen):
+    found = seen("mixed")[0]
+    assert found["dtypes"] == ["torch.bfloat16"]
+    assert found["sent"]["all_gather_single"] == ["bfloat16"]
+    assert found["sent"]["reduce_scatter_single"] == ["float32"]
+    plain = seen("shard_grad_op")[0]
+    assert plain["dtypes"] == ["torch.float32"]
+    assert plain["sent"]["all_gather_single"] == ["float32"]
+
+
+def test_activations_are_computed_again(seen):
+    plain, every_second = seen("ddp")[0]["calls"], seen("recompute")[0]["calls"]
+    micro_batches = 2 * 6
+    assert every_second == [plain[0] + micro_batches, plain[1], plain[2] + micro_batches]
+    assert seen("mixed")[0]["calls"] == [plain[0] + micro_batches] * 3
+    assert seen("recompute")[0]["losses"] == seen("ddp")[0]["losses"]
