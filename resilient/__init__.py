@@ -28,6 +28,7 @@ _HOMES = {
     "TrainerControl": "resilient.train.state",
     "TrainerState": "resilient.train.state",
     "TrainingArguments": "resilient.train.arguments",
+    "metrics_for": "resilient.train.metrics",
     "open_checkpointer": "resilient.opening",
     "open_store": "resilient.storage.open",
     "parse_arguments": "resilient.train.arguments",

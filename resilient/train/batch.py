@@ -98,10 +98,50 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
     return kept or None
 
 
-def find_labels(inputs: Any) -> Any:
-    """Return the labels of a batch: ``labels`` of a mapping, the last item of a tuple."""
+def label_names_of(model: nn.Module) -> tuple[str, ...]:
+    """Return what a model's forward calls labels: every argument with ``label`` in its name.
+
+    A model for question answering also takes positions; one that names none takes ``labels``.
+    """
+    taken = inspect.signature(model.forward).parameters
+    positions = ("start_positions", "end_positions")
+    also = positions if "QuestionAnswering" in type(model).__name__ else ()
+    return tuple(name for name in taken if "label" in name or name in also) or ("labels",)
+
+
+def returns_loss_alone(model: nn.Module) -> bool:
+    """Say whether a model makes a loss of its own without labels (``return_loss=True``)."""
+    told = inspect.signature(model.forward).parameters.get("return_loss")
+    return told is not None and told.default is True
+
+
+def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, every: bool = False) -> Any:
+    """Return the labels of a batch: those of ``names`` in a mapping, the last item of a tuple.
+
+    Args:
+        inputs: the batch.
+        names: keys that are labels; with several there, their values come as a tuple.
+        every: one that is missing means that there are none.
+    """
     if isinstance(inputs, Mapping):
-        return inputs.get("labels")
+        there = tuple(inputs[name] for name in names if inputs.get(name) is not None)
+        if not there or (every and len(there) < len(names)):
+            return None
+        return there if len(there) > 1 else there[0]
     if isinstance(inputs, (list, tuple)) and len(inputs) > 1:
         return inputs[-1]
     return None
+
+
+def main_input(inputs: Any, model: nn.Module) -> Any:
+    """Return what a model mainly reads in a batch: ``main_input_name``, or what comes first."""
+    if isinstance(inputs, Mapping):
+        named = inputs.get(getattr(model, "main_input_name", "input_ids"))
+        return next(iter(inputs.values())) if named is None else named
+    return inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+
+
+def ignored_outputs(model: nn.Module) -> Sequence[str]:
+    """Return which outputs a model's config says are no predictions (caches, mostly)."""
+    ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", None)
+    return ignored or ("past_key_values",)

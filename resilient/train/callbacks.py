@@ -195,18 +195,22 @@ class DefaultFlowCallback(TrainerCallback):
             args.logging_strategy == "steps" and step % state.logging_steps == 0
         ):
             control.should_log = True
-        if args.eval_strategy == "steps" and (last or step % state.eval_steps == 0):
+        if (
+            args.eval_strategy == "steps"
+            and (last or step % state.eval_steps == 0)
+            and step >= args.eval_delay
+        ):
             control.should_evaluate = True
         if args.save_strategy == "steps" and (last or step % state.save_steps == 0):
             control.should_save = True
         if last:
             control.should_training_stop = True
 
-    def on_epoch_end(self, args: Any, _state: Any, control: Any, /, **_: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
         """Ask what is due at the end of an epoch."""
         if args.logging_strategy == "epoch":
             control.should_log = True
-        if args.eval_strategy == "epoch":
+        if args.eval_strategy == "epoch" and state.epoch >= args.eval_delay:
             control.should_evaluate = True
         if args.save_strategy == "epoch":
             control.should_save = True

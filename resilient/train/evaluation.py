@@ -1,38 +1,61 @@
 """Evaluation: each rank its share, every sample counted once, the same result at any world size.
 
-Batches of the dataset's own order are dealt to ranks in turn. Ranks meet only at the end, where
-rows are gathered and put back into the dataset's order.
+Batches of the dataset's own order are dealt to ranks in turn. Ranks meet only to gather rows, at
+the end or every ``eval_accumulation_steps`` batches, and put them back into the dataset's order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from resilient.errors import ConfigError
+from resilient.train.columns import Column, Joining
 from resilient.train.data import worker_options
+from resilient.train.gather import gather_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from resilient.train.arguments import TrainingArguments
     from resilient.world.world import World
 
-# What rows shorter than the longest are filled with; losses and metrics ignore it (Transformers).
-_PADDING = -100
 
+class EvalPrediction:
+    """What ``compute_metrics`` gets, in the dataset's order; unpacks as a tuple of what is there.
 
-class EvalPrediction(NamedTuple):
-    """What ``compute_metrics`` gets: NumPy arrays (or tuples of them) in the dataset's order."""
+    Attributes:
+        predictions: an array, or a tuple or dict of them.
+        label_ids: the same.
+        inputs: the model's main input, if ``include_for_metrics`` has ``inputs``.
+        losses: each sample's batch's mean loss, if ``include_for_metrics`` has ``loss``.
+    """
 
-    predictions: Any
-    label_ids: Any
+    def __init__(
+        self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None
+    ) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._elements)
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._elements[place]
+
+    @property
+    def _elements(self) -> tuple[Any, ...]:
+        more = (one for one in (self.inputs, self.losses) if one is not None)
+        return (self.predictions, self.label_ids, *more)
 
 
 class PredictionOutput(NamedTuple):
@@ -64,12 +87,39 @@ class Share:
         """Batches in the dataset."""
         return math.ceil(self.samples / self.batch)
 
+    def turns(self, rank: int) -> range:
+        """Return the numbers of the batches of ``rank``."""
+        return range(rank, self.batches, self.world.size)
+
     def of(self, rank: int) -> list[list[int]]:
         """Return the batches of ``rank`` as lists of indices."""
         return [
             list(range(turn * self.batch, min((turn + 1) * self.batch, self.samples)))
-            for turn in range(rank, self.batches, self.world.size)
+            for turn in self.turns(rank)
         ]
+
+    @property
+    def weights(self) -> list[int]:
+        """How many samples each batch of the dataset has."""
+        whole, rest = divmod(self.samples, self.batch)
+        return [self.batch] * whole + ([rest] if rest else [])
+
+    def mean(self, losses: Sequence[float]) -> float:
+        """Return the mean over samples of ``losses`` of batches.
+
+        They are weighed by their samples and added with ``math.fsum``, so the result is exact to
+        the last bit whatever the number of ranks.
+        """
+        weighed = (size * loss for size, loss in zip(self.weights, losses, strict=True))
+        return math.fsum(weighed) / self.samples
+
+    def spread(self, losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the losses of batches once for each of their samples, float64."""
+        return np.repeat(np.asarray(losses, dtype=np.float64), self.weights)
+
+    def counts(self, nth: int) -> bool:
+        """Say whether the ``nth`` batch that runs here is one of this rank's share."""
+        return nth < max(len(self.turns(self.world.rank)), 1)
 
     @property
     def is_stand_in(self) -> bool:
@@ -107,123 +157,72 @@ class Tally:
 
     Args:
         share: which batches are this rank's.
-        keep_outputs: whether predictions and labels are kept, not only losses.
+        keep_outputs: whether predictions, labels and inputs are kept, not only losses.
+        joining: how outputs of batches become one.
     """
 
-    def __init__(self, share: Share, *, keep_outputs: bool) -> None:
+    def __init__(self, share: Share, *, keep_outputs: bool, joining: Joining | None = None) -> None:
         self._share = share
         self._keep = keep_outputs
+        self._joining = joining or Joining()
         self._losses: list[torch.Tensor] = []
-        self._predictions: list[Any] = []
-        self._labels: list[Any] = []
-        self._left = max(len(share.of(share.world.rank)), 1)
+        self._columns = [Column(share, self._joining) for _ in ("predictions", "labels", "inputs")]
+        self._seen = 0
+        self._spills = 0
 
-    def add(self, loss: torch.Tensor | None, predictions: Any, labels: Any) -> None:
+    def add(
+        self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any = None
+    ) -> None:
         """Add one batch: its mean loss (scalar), and its outputs (first dimension: samples).
 
-        What comes after this rank's share was run to keep step, and is dropped.
+        What comes after this rank's share was run to keep step, and is dropped. Collective after
+        every ``joining.every`` batches.
         """
-        if self._left == 0:
-            return
-        self._left -= 1
-        if loss is not None:
-            self._losses.append(loss.detach().double())
-        if self._keep:
-            self._predictions.append(_detached(predictions))
-            self._labels.append(_detached(labels))
+        if self._share.counts(self._seen):
+            if loss is not None:
+                self._losses.append(loss.detach().double())
+            if self._keep:
+                for column, value in zip(self._columns, (predictions, labels, inputs), strict=True):
+                    column.add(value)
+        self._seen += 1
+        if self._joining.every and self._seen % self._joining.every == 0:
+            self._spill()
 
-    def mean_loss(self) -> float | None:
-        """Return the mean loss over samples, None without labels. Collective.
-
-        Losses of batches are weighed by their samples and added with ``math.fsum``, so the
-        result is exact to the last bit whatever the number of ranks.
-        """
+    def losses(self) -> list[float] | None:
+        """Return the mean loss of each batch of the dataset, None without labels. Collective."""
+        self._finish()
         if not self._losses:
             return None
         share = self._share
-        rows = _gather_rows(self._kept(torch.stack(self._losses)), share.world.size)
-        owners = [turn for rank in range(share.world.size) for turn in _turns(share, rank)]
+        mine = torch.stack(self._losses)
+        rows = gather_rows(mine[:0] if share.is_stand_in else mine, share.world.size)
+        owners = [turn for rank in range(share.world.size) for turn in share.turns(rank)]
         by_turn = dict(zip(owners, rows.tolist(), strict=True))
-        weights = [
-            min(share.batch, share.samples - turn * share.batch) for turn in range(share.batches)
-        ]
-        weighed = (weights[turn] * by_turn[turn] for turn in range(share.batches))
-        return math.fsum(weighed) / share.samples
+        return [by_turn[turn] for turn in range(share.batches)]
 
-    def outputs(self) -> tuple[Any, Any]:
-        """Return predictions and labels of all samples in the dataset's order. Collective."""
-        return self._joined(self._predictions), self._joined(self._labels)
+    def mean_loss(self) -> float | None:
+        """Return the mean loss over samples, None without labels. Collective."""
+        losses = self.losses()
+        return None if losses is None else self._share.mean(losses)
 
-    def _joined(self, batches: list[Any]) -> Any:
-        """Join batches of tensors, or of tuples or dicts of them, and gather them as NumPy."""
-        first = batches[0] if batches else None
-        if first is None:
-            return None
-        if isinstance(first, torch.Tensor):
-            return self._gathered(batches)
-        if isinstance(first, Mapping):
-            return {name: self._joined([one[name] for one in batches]) for name in first}
-        return tuple(self._joined(list(column)) for column in zip(*batches, strict=True))
+    def outputs(self) -> tuple[Any, Any, Any]:
+        """Return predictions, labels and inputs in the dataset's order. Collective."""
+        if not self._keep:
+            return None, None, None
+        self._finish()
+        predictions, labels, inputs = (column.result() for column in self._columns)
+        return predictions, labels, inputs
 
-    def _gathered(self, batches: list[torch.Tensor]) -> Any:
-        size = self._share.world.size
-        rows = _gather_rows(self._kept(_pad_and_concatenate(batches)), size)
-        order = [at for rank in range(size) for batch in self._share.of(rank) for at in batch]
-        if len(order) != len(rows):
-            raise ConfigError(
-                f"the model returned {len(rows)} rows for {len(order)} samples: outputs need the "
-                "samples as their first dimension"
-            )
-        places = torch.tensor(order, device=rows.device)
-        sorted_rows = torch.empty_like(rows).index_copy_(0, places, rows).cpu()
-        half = sorted_rows.dtype in {torch.bfloat16, torch.float16}
-        return (sorted_rows.float() if half else sorted_rows).numpy()
+    def _finish(self) -> None:
+        """Spill as often as the rank with the most batches, before anything else is gathered."""
+        rounds = max(1, -(-self._share.batches // self._share.world.size))
+        for _ in range(self._spills, -(-rounds // (self._joining.every or rounds))):
+            self._spill()
 
-    def _kept(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[:0] if self._share.is_stand_in else rows
-
-
-def _turns(share: Share, rank: int) -> range:
-    return range(rank, share.batches, share.world.size)
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {name: _detached(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(_detached(one) for one in value)
-    return value
-
-
-def _pad_to(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return ``rows`` enlarged to ``shape`` at the ends, filled with -100."""
-    if list(rows.shape) == list(shape):
-        return rows
-    padded = rows.new_full(tuple(shape), _PADDING)
-    padded[tuple(slice(0, length) for length in rows.shape)] = rows
-    return padded
-
-
-def _pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join along the samples; other dimensions are padded to the largest."""
-    rest = [max(lengths) for lengths in zip(*(one.shape[1:] for one in batches), strict=True)]
-    return torch.cat([_pad_to(one, [len(one), *rest]) for one in batches])
-
-
-def _gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the rows of all ranks, in the order of ranks; their numbers may differ. Collective."""
-    if ranks == 1:
-        return rows
-    shape = torch.tensor(rows.shape, device=rows.device)
-    shapes = [torch.empty_like(shape) for _ in range(ranks)]
-    dist.all_gather(shapes, shape)
-    largest = torch.stack(shapes).amax(0).tolist()
-    mine = _pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(gathered, mine)
-    return torch.cat([one[: int(shape[0])] for one, shape in zip(gathered, shapes, strict=True)])
+    def _spill(self) -> None:
+        self._spills += 1
+        for column in self._columns if self._keep else ():
+            column.spill()
 
 
 def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:

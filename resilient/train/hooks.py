@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from resilient.train import optimizers, schedules
-from resilient.train.batch import find_labels, forward, split_outputs
+from resilient.train.batch import (
+    find_labels,
+    forward,
+    ignored_outputs,
+    label_names_of,
+    returns_loss_alone,
+    split_outputs,
+)
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style, train_loader
 from resilient.train.evaluation import Share, eval_loader
 from resilient.train.stepping import LossHooks
@@ -41,23 +49,38 @@ class TrainerHooks(LossHooks):
         model: nn.Module,
         inputs: Any,
         prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
-        ignore_keys: Sequence[str] = (),
+        ignore_keys: Sequence[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Return ``(loss, predictions, labels)`` of a batch of evaluation.
 
         The loss is None when there are no labels; predictions and labels are None when only
-        the loss is wanted.
+        the loss is wanted. ``ignore_keys`` None: those that the model's config names.
         """
+        ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
         inputs = self._prepare_inputs(inputs)
-        labels = find_labels(inputs)
+        labels = find_labels(inputs, self.label_names, every=self.args.label_names is not None)
         with torch.no_grad(), self.precision.autocast():
-            if labels is None and isinstance(inputs, Mapping):
+            is_bare = labels is None and isinstance(inputs, Mapping)
+            if is_bare and not returns_loss_alone(self.model):
                 loss, outputs = None, forward(model, self._used_columns(inputs))
             else:
                 loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
         return loss, split_outputs(outputs, ignore_keys), labels
+
+    def evaluation_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool = False,  # noqa: FBT001, FBT002 - as in prediction_step
+        ignore_keys: Sequence[str] | None = None,
+    ) -> Any:
+        """Do one batch of evaluation; the older name of ``prediction_step``, override either.
+
+        An override may leave out the last two arguments, and may return only the loss.
+        """
+        return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def create_optimizer(self) -> Optimizer:
         """Make ``self.optimizer`` unless one was given, and return it."""
@@ -99,7 +122,13 @@ class TrainerHooks(LossHooks):
 
     def _share_of(self, dataset: Any) -> Share:
         size = require_map_style(dataset, "eval_dataset")
-        together = self.session.computes_together
+        together = self.session.computes_together or self.args.batch_eval_metrics
         return Share(
             size, self.args.per_device_eval_batch_size, self.session.world, in_step=together
         )
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...]:
+        """The keys of a batch that are labels: those told, else those that forward names so."""
+        told = self.args.label_names
+        return label_names_of(self.model) if told is None else tuple(told)

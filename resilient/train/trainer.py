@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resilient.errors import ConfigError, Preempted
 from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, restore
-from resilient.train.base import TrainerBase, speeds
+from resilient.train.base import TrainerBase
 from resilient.train.optimizers.create import set_mode
+from resilient.train.predicting import speeds
 from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
 from resilient.train.stop import listening_to_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from resilient.train.run import Run
 
@@ -42,9 +43,18 @@ class Trainer(TrainerBase):
         compute_metrics: ``EvalPrediction`` -> dict of numbers.
         callbacks: after the built-in ones, in this order.
         optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
+        preprocess_logits_for_metrics: predictions and labels of a batch -> what is kept of the
+            predictions, when all would not fit.
     """
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # noqa: FBT001 - the field's signature
+    _ignore_keys_for_eval: Sequence[str] | None = None
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001 - the field's signature
+        *,
+        ignore_keys_for_eval: Sequence[str] | None = None,
+    ) -> TrainOutput:
         """Train to the end, from wherever the last life got to.
 
         Args:
@@ -52,6 +62,8 @@ class Trainer(TrainerBase):
                 that all ranks can prove), as does the repository itself; False starts afresh; a
                 checkpoint's name, or its path in the repository, picks it, the newest of that
                 step if it says no generation (``checkpoint-120``).
+            ignore_keys_for_eval: outputs of the model that are no predictions, in evaluations
+                that training makes; None: those that its config names.
 
         Raises:
             Preempted: asked to stop; everything up to the last step is durable.
@@ -60,6 +72,7 @@ class Trainer(TrainerBase):
                 is not in this repository.
             NothingToResume: the repository holds no such checkpoint.
         """
+        self._ignore_keys_for_eval = ignore_keys_for_eval
         with ExitStack() as stack:
             run = assemble(self, self.state, self.callback_handler, self._registered)
             stack.callback(run.close)
@@ -76,6 +89,8 @@ class Trainer(TrainerBase):
         run.model.train()
         set_mode(run.optimizer, training=True)
         self.callback_handler.fire("on_train_begin")
+        if self.args.eval_on_start and not self.state.global_step:
+            self.evaluate(ignore_keys=self._ignore_keys_for_eval)
         # An epoch that is open has an end to handle, even when no step is left.
         while run.cursor.is_open or not self._is_done:
             self._train_epoch(run)
@@ -168,7 +183,7 @@ class Trainer(TrainerBase):
             control.should_evaluate = False
             run.saver.before_update()
             run.strategy.align(run.model)
-            metrics = self.evaluate()
+            metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
             schedules.step_after_evaluation(run.scheduler, self.args, metrics)
             self._judge(run, metrics)
         if control.should_save:

@@ -97,7 +97,7 @@ def test_rows_of_different_length_are_padded_with_the_index_that_losses_ignore()
     tally = Tally(Share(3, 2, World()), keep_outputs=True)
     tally.add(None, {"a": torch.ones(2, 2)}, torch.ones(2, 2))
     tally.add(None, {"a": torch.ones(1, 3)}, torch.ones(1, 3))
-    predictions, labels = tally.outputs()
+    predictions, labels, _ = tally.outputs()
     assert predictions["a"][:, 2].tolist() == [-100, -100, 1]
     assert labels.shape == (3, 3)
     assert tally.mean_loss() is None

@@ -1,0 +1,129 @@
+"""What ranks have computed, brought together: rows of tensors, or whatever can be pickled.
+
+Outputs of models are nested: tensors in tuples, lists and mappings. A list whose items are no
+tensors is one value per sample, as decoded texts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# What rows shorter than the longest are filled with; losses and metrics ignore it (Transformers).
+PADDING = -100
+
+
+def nested(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return ``value`` with ``change`` made to every tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: nested(change, one) for name, one in value.items()}
+    if is_column(value):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(nested(change, one) for one in value)
+    return value
+
+
+def is_column(value: Any) -> bool:
+    """Say whether ``value`` is a list with one plain value per sample, and not a structure."""
+    return isinstance(value, list) and not any(
+        isinstance(one, (torch.Tensor, np.ndarray, Mapping, tuple)) for one in value
+    )
+
+
+def first_of(value: Any) -> Any:
+    """Return the first leaf of a nested value."""
+    while isinstance(value, (Mapping, tuple)):
+        value = next(iter(value.values() if isinstance(value, Mapping) else value))
+    return value
+
+
+def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+    """Return the structure that all ``batches`` have, with ``join`` made to the leaves at a place.
+
+    None where the first batch has nothing.
+    """
+    first = batches[0] if batches else None
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        return {name: zipped([one[name] for one in batches], join) for name in first}
+    if isinstance(first, (list, tuple)) and not is_column(first):
+        return tuple(zipped(list(place), join) for place in zip(*batches, strict=True))
+    return join(batches)
+
+
+def to_numpy(rows: torch.Tensor) -> Any:
+    """Return a tensor as an array; half precision, which NumPy lacks or adds badly, as float32."""
+    rows = rows.detach().cpu()
+    half = rows.dtype in {torch.bfloat16, torch.float16}
+    return (rows.float() if half else rows).numpy()
+
+
+def pad_to(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return ``rows`` enlarged to ``shape`` at the ends, filled with -100."""
+    if list(rows.shape) == list(shape):
+        return rows
+    padded = rows.new_full(tuple(shape), PADDING)
+    padded[tuple(slice(0, length) for length in rows.shape)] = rows
+    return padded
+
+
+def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join along the samples; other dimensions are padded to the largest.
+
+    Raises:
+        ConfigError: one has no dimension of samples.
+    """
+    if not all(one.dim() for one in batches):
+        raise ConfigError(
+            "the model returned a number where evaluation needs one row per sample: name that "
+            "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` "
+            "of `train`, or return it per sample"
+        )
+    rest = [max(lengths) for lengths in zip(*(one.shape[1:] for one in batches), strict=True)]
+    return torch.cat([pad_to(one, [len(one), *rest]) for one in batches])
+
+
+def concatenate(batches: Sequence[Any]) -> Any:
+    """Join the leaves of batches that are here: arrays are padded, lists are chained."""
+    if isinstance(batches[0], np.ndarray):
+        return pad_and_concatenate([torch.from_numpy(one) for one in batches]).numpy()
+    return [value for batch in batches for value in batch]
+
+
+def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Return the rows of all ranks, in the order of ranks; their numbers may differ. Collective."""
+    if ranks == 1:
+        return rows
+    shape = torch.tensor(rows.shape, device=rows.device)
+    shapes = [torch.empty_like(shape) for _ in range(ranks)]
+    dist.all_gather(shapes, shape)
+    largest = torch.stack(shapes).amax(0).tolist()
+    mine = pad_to(rows, largest).contiguous()
+    gathered = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(gathered, mine)
+    return torch.cat([one[: int(shape[0])] for one, shape in zip(gathered, shapes, strict=True)])
+
+
+def gather_objects(value: Any, ranks: int) -> list[Any]:
+    """Return what each rank has, in the order of ranks. Collective.
+
+    Among ranks of one job only: what arrives is unpickled.
+    """
+    if ranks == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, value)
+    return gathered

@@ -1,0 +1,97 @@
+"""Metrics by task: what ``compute_metrics`` usually is, with NumPy alone.
+
+>>> compute_metrics = metrics_for("classification")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resilient.errors import ConfigError
+from resilient.train.entities import entity_report
+from resilient.train.gather import PADDING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resilient.train.evaluation import EvalPrediction
+
+TASKS = ("classification", "regression", "ner")
+_AVERAGE = " avg"
+_OVERALL = ("precision", "recall", "f1")
+
+
+def metrics_for(
+    task: str | None, id2label: Mapping[int, str] | None = None
+) -> Callable[[EvalPrediction], dict[str, float]]:
+    """Return what computes the metrics of a task.
+
+    Args:
+        task: ``classification`` (accuracy, f1 weighted by support), ``regression`` (mse, mae),
+            ``ner`` (precision, recall and f1 of whole entities, overall and by type; labels of
+            -100 do not count), or None for no metrics.
+        id2label: for ``ner``: the tag of each class, as ``B-PER`` and ``O``.
+
+    Raises:
+        ConfigError: there is no such task, or ``ner`` has no tags.
+    """
+    if task is None:
+        return lambda _prediction: {}
+    if task == "classification":
+        return classification
+    if task == "regression":
+        return regression
+    if task != "ner":
+        raise ConfigError(f"no metrics are known for the task `{task}`: use {', '.join(TASKS)}")
+    if id2label is None:
+        raise ConfigError("the task `ner` needs `id2label`: the tag of each class")
+    tags = dict(id2label)
+    return lambda prediction: named_entities(prediction, tags)
+
+
+def classification(prediction: EvalPrediction) -> dict[str, float]:
+    """Return ``accuracy`` and ``f1``, the mean over classes weighted by their samples."""
+    labels = np.asarray(prediction.label_ids)
+    found = _scores(prediction).argmax(1)
+    return {"accuracy": float((found == labels).mean()), "f1": _weighted_f1(labels, found)}
+
+
+def regression(prediction: EvalPrediction) -> dict[str, float]:
+    """Return ``mse`` and ``mae``: means of squared and of absolute errors."""
+    labels = np.asarray(prediction.label_ids, dtype=np.float64)
+    errors = _scores(prediction).astype(np.float64).reshape(labels.shape) - labels
+    return {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean())}
+
+
+def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[str, float]:
+    """Return precision, recall and f1 of entities, overall and as ``<type>_<metric>``."""
+    labels, found = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
+    counted = labels != PADDING
+    truth, guess = (
+        [[tags[int(one)] for one in row[keep]] for row, keep in zip(rows, counted, strict=True)]
+        for rows in (labels, found)
+    )
+    report = entity_report(truth, guess)
+    overall = report["micro avg"]
+    metrics = {name: overall[f"{name}-score" if name == "f1" else name] for name in _OVERALL}
+    metrics["accuracy"] = float((labels == found)[counted].mean())
+    for kind, row in report.items():
+        if not kind.endswith(_AVERAGE):
+            metrics |= {f"{kind}_{name.removesuffix('-score')}": one for name, one in row.items()}
+    return metrics
+
+
+def _scores(prediction: EvalPrediction) -> np.ndarray[Any, Any]:
+    """Return the first output: a model may return more than its scores."""
+    first = prediction.predictions
+    return np.asarray(first[0] if isinstance(first, tuple) else first)
+
+
+def _weighted_f1(labels: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    classes, support = np.unique(labels, return_counts=True)
+    hits = np.array([((found == one) & (labels == one)).sum() for one in classes])
+    guessed = np.array([(found == one).sum() for one in classes])
+    f1 = 2 * hits / np.maximum(guessed + support, 1)
+    return float((f1 * support).sum() / support.sum())

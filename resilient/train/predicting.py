@@ -1,0 +1,209 @@
+"""The trainer's evaluation and prediction: every dataset, every sample once, metrics of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+from resilient.train.batch import main_input
+from resilient.train.batch_metrics import BatchMetrics
+from resilient.train.columns import Joining
+from resilient.train.evaluation import (
+    EvalPrediction,
+    PredictionOutput,
+    Tally,
+    plain_numbers,
+    prefixed,
+)
+from resilient.train.hooks import TrainerHooks
+from resilient.train.optimizers.create import set_mode
+from resilient.train.reporting import MetricsLogged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from resilient.events import Emitter, Event
+    from resilient.train.callbacks import CallbackHandler
+    from resilient.train.evaluation import Share
+    from resilient.train.state import TrainerState
+
+
+class TrainerPrediction(TrainerHooks):
+    """The part of a trainer that evaluates and predicts.
+
+    Attributes:
+        compute_metrics: ``EvalPrediction`` -> dict of numbers; with ``batch_eval_metrics`` also
+            told ``compute_result``.
+        preprocess_logits_for_metrics: ``(predictions, labels)`` of a batch -> what is kept of it.
+    """
+
+    compute_metrics: Callable[..., Mapping[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    state: TrainerState
+    callback_handler: CallbackHandler
+    _emit: Emitter
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Return metrics of a dataset, the trainer's if none is given. Collective.
+
+        The history gets the metrics; speeds are only returned and told as an event.
+
+        Args:
+            eval_dataset: a dataset, a dict of them (metrics ``<prefix>_<name>_*``), or a name in
+                the trainer's own dict.
+            ignore_keys: outputs of the model that are no predictions; None: those that its config
+                names.
+            metric_key_prefix: begins the name of every metric.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = {dataset: self.eval_dataset[dataset]}
+        if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
+            metrics: dict[str, Any] = {}
+            for name, one in dataset.items():
+                metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        loss_only = self.args.prediction_loss_only or self.compute_metrics is None
+        output, speed = self._predict_all(
+            dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
+        )
+        self.log(output.metrics)
+        self._tell(MetricsLogged(speed))
+        metrics = {**output.metrics, **speed, "epoch": self.state.epoch}
+        self.callback_handler.fire("on_evaluate", metrics=metrics)
+        return metrics
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "test",
+    ) -> PredictionOutput:
+        """Return predictions, labels and metrics in the dataset's order. Collective.
+
+        Args:
+            test_dataset: a dataset, with labels or without.
+            ignore_keys: as in :meth:`evaluate`.
+            metric_key_prefix: begins the name of every metric.
+        """
+        output, speed = self._predict_all(
+            test_dataset,
+            metric_key_prefix,
+            ignore_keys,
+            loss_only=self.args.prediction_loss_only,
+            keep_outputs=True,
+        )
+        metrics = {**output.metrics, **speed}
+        self.callback_handler.fire("on_predict", metrics=metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def log(self, logs: Mapping[str, Any]) -> None:
+        """Add numbers to the history, with the epoch and the step, and tell them."""
+        entry = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
+        self.state.log_history.append(entry)
+        self.callback_handler.fire("on_log", logs=entry)
+        self._tell(MetricsLogged(entry))
+
+    def _predict_all(
+        self,
+        dataset: Any,
+        prefix: str,
+        ignore_keys: Sequence[str] | None,
+        *,
+        loss_only: bool,
+        keep_outputs: bool,
+    ) -> tuple[PredictionOutput, dict[str, float]]:
+        """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
+        clock, fire = self.session.clock, self.callback_handler.fire
+        began_seconds, was_training = clock.monotonic_seconds(), self.model.training
+        loader, share = self.get_eval_dataloader(dataset), self._share_of(dataset)
+        by_batch = self._batch_metrics(share, loss_only=loss_only)
+        keep = not loss_only and (keep_outputs or by_batch is None)
+        tally = Tally(share, keep_outputs=keep, joining=Joining.of(self.args))
+        step = self._prediction_step(ignore_keys, loss_only=loss_only)
+        self.model.eval()
+        set_mode(self.optimizer, training=False)
+        for inputs in loader:
+            batch = step(inputs)
+            tally.add(*batch)
+            if by_batch is not None:
+                by_batch.add(*batch)
+            fire("on_prediction_step", eval_dataloader=loader)
+        self.model.train(was_training)
+        set_mode(self.optimizer, training=was_training)
+        output = self._judge_outputs(tally, share, by_batch, prefix)
+        took_seconds = clock.monotonic_seconds() - began_seconds
+        return output, speeds(prefix, took_seconds, share.samples, len(loader))
+
+    def _judge_outputs(
+        self, tally: Tally, share: Share, by_batch: BatchMetrics | None, prefix: str
+    ) -> PredictionOutput:
+        """Gather what all ranks have seen, and compute metrics of it. Collective."""
+        losses, (predictions, labels, inputs) = tally.losses(), tally.outputs()
+        metrics: dict[str, Any] = {} if losses is None else {"loss": share.mean(losses)}
+        if by_batch is not None:
+            metrics |= by_batch.result()
+        elif self.compute_metrics is not None and predictions is not None and labels is not None:
+            wanted = losses if "loss" in self.args.include_for_metrics else None
+            spread = None if wanted is None else share.spread(wanted)
+            metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
+        named = dict(plain_numbers(prefixed(metrics, prefix)))
+        return PredictionOutput(predictions, labels, named)
+
+    def _batch_metrics(self, share: Share, *, loss_only: bool) -> BatchMetrics | None:
+        if loss_only or self.compute_metrics is None or not self.args.batch_eval_metrics:
+            return None
+        return BatchMetrics(self.compute_metrics, share, self.args.include_for_metrics)
+
+    def _prediction_step(
+        self, ignore_keys: Sequence[str] | None, *, loss_only: bool
+    ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
+        """Return what does one batch: inputs -> loss, predictions, labels, main input."""
+        told = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
+        taken = inspect.signature(self.evaluation_step).parameters
+        given: dict[str, Any] = {name: one for name, one in told.items() if name in taken}
+        step: Callable[..., Any] = partial(self.evaluation_step, **given)
+        with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
+        model, reduce = self.model, self.preprocess_logits_for_metrics
+
+        def run(inputs: Any) -> tuple[torch.Tensor | None, Any, Any, Any]:
+            done = step(model, inputs)
+            loss, predictions, labels = done if isinstance(done, tuple) else (done, None, None)
+            if loss_only:
+                return loss, None, None, None
+            if reduce is not None and predictions is not None:
+                predictions = reduce(predictions, labels)
+            return (
+                loss,
+                predictions,
+                labels,
+                main_input(inputs, model) if with_inputs else None,
+            )
+
+        return run
+
+    def _tell(self, event: Event) -> None:
+        """Emit a fact of the whole gang, which only rank zero tells."""
+        if self.state.is_world_process_zero:
+            self._emit(event, step=self.state.global_step)
+
+
+def speeds(prefix: str, took_seconds: float, samples: int, steps: int) -> dict[str, float]:
+    """Return how long something took and how fast it went, with the field's names."""
+    per_second = 1 / took_seconds if took_seconds > 0 else 0.0
+    return {
+        f"{prefix}_runtime": took_seconds,
+        f"{prefix}_samples_per_second": samples * per_second,
+        f"{prefix}_steps_per_second": steps * per_second,
+    }
