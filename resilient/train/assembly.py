@@ -11,6 +11,7 @@ from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.train import plan, schedules
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
+from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.meters import Meters
 from resilient.train.parallel import strategy_for
 from resilient.train.precision import Precision
@@ -127,8 +128,12 @@ def restore(
     wanted: str | bool | None,
 ) -> None:
     """Load where the last life got to, and plan the rest of the run from there. Collective."""
-    session = hooks.session
-    run.saver.resume(_reference(session, wanted=wanted), session.gang.launch.cause)
+    session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
+    more = {name: run.saver.parts[name] for name in registered}
+    digest = take_over(hooks, wanted, more, session.next_topic())
+    reference = "auto" if digest else _reference(session, wanted=wanted)
+    run.saver.resume(reference, session.gang.launch.cause)
+    require_origin(run.cursor.origin, digest, session.repository)
     planned = plan.planned_steps(hooks.args, run.deal, run.cursor, state.global_step)
     # A run that had no step left is not finished when it is given more; one that a callback
     # ended stays ended.

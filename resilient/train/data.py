@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.train.interop.position import place_in_epoch
 from resilient.train.loaders import outlive_a_request
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Cursor:
         epoch: the current epoch.
         samples: how many samples of the epoch's order have been trained on.
         is_open: whether the epoch has begun and its end was not yet handled.
+        origin: of a run that another trainer began, what it was; its random numbers go on too.
     """
 
     size: int
@@ -101,6 +103,7 @@ class Cursor:
     epoch: int = 0
     samples: int = 0
     is_open: bool = False
+    origin: Mapping[str, Any] | None = None
 
     def advance(self, deal: Deal) -> None:
         """Count one round as trained on."""
@@ -119,6 +122,7 @@ class Cursor:
             "epoch": self.epoch,
             "samples": self.samples,
             "is_open": self.is_open,
+            **({"origin": self.origin} if self.origin else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -126,7 +130,13 @@ class Cursor:
 
         Raises:
             IncompatibleCheckpoint: it is a position in a dataset of another size.
+            ValueError: it is another trainer's, which makes no sense in this dataset.
         """
+        if "elsewhere" in state_dict:
+            self.origin = state_dict["elsewhere"]
+            self.epoch, self.samples = place_in_epoch(self.origin, self.size)
+            self.is_open = self.samples > 0
+            return
         if state_dict["size"] != self.size:
             raise IncompatibleCheckpoint(
                 f"the checkpoint is at sample {state_dict['samples']} of a training set of "
@@ -138,6 +148,7 @@ class Cursor:
         self.epoch = state_dict["epoch"]
         self.samples = state_dict["samples"]
         self.is_open = state_dict["is_open"]
+        self.origin = state_dict.get("origin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +273,15 @@ def train_loader(
         generator=torch.Generator().manual_seed(sampler.cursor.seed),
         **worker_options(args, pin=pin),
     )
+
+
+def draw_for_loader(cursor: Cursor) -> None:
+    """Draw what a loader's iterator takes from torch's global stream, in a run that did so.
+
+    Ours leave that stream alone. A run that another trainer began goes on with its random numbers.
+    """
+    if cursor.origin:
+        torch.empty((), dtype=torch.int64).random_()
 
 
 def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:

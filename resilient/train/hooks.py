@@ -17,7 +17,14 @@ from resilient.train.batch import (
     returns_loss_alone,
     split_outputs,
 )
-from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style, train_loader
+from resilient.train.data import (
+    Cursor,
+    ResumableSampler,
+    deal_for,
+    draw_for_loader,
+    require_map_style,
+    train_loader,
+)
 from resilient.train.evaluation import Share, eval_loader
 from resilient.train.stepping import LossHooks
 
@@ -64,7 +71,8 @@ class TrainerHooks(LossHooks):
             if is_bare and not returns_loss_alone(self.model):
                 loss, outputs = None, forward(model, self._used_columns(inputs))
             else:
-                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                counted = self._with_count(inputs)
+                loss, outputs = self.compute_loss(model, counted, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
         return loss, split_outputs(outputs, ignore_keys), labels
@@ -118,6 +126,8 @@ class TrainerHooks(LossHooks):
         """Return a loader of this rank's share of a dataset, the trainer's if none is given."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = self._share_of(dataset)
+        if self.train_sampler is not None:
+            draw_for_loader(self.train_sampler.cursor)
         return eval_loader(self.args, dataset, share, self.data_collator, pin=self._on_gpu)
 
     def _share_of(self, dataset: Any) -> Share:

@@ -11,6 +11,7 @@ import torch
 
 from resilient.checkpointer import About
 from resilient.errors import ResilientError
+from resilient.train.data import draw_for_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,8 +79,14 @@ class Run:
         """Samples that all ranks together train on in one optimizer step."""
         return self.deal.round_samples * self.accumulation
 
-    def batches(self) -> Iterator[Any]:
-        """Return this rank's micro-batches from the cursor on; starts no worker for nothing."""
+    def batches(self, *, begins: bool) -> Iterator[Any]:
+        """Return this rank's micro-batches from the cursor on; starts no worker for nothing.
+
+        Args:
+            begins: whether the epoch begins, and does not go on.
+        """
+        if begins:
+            draw_for_loader(self.cursor)
         return iter(self.loader) if self.rounds_left() else iter(())
 
     def rounds_left(self) -> int:

@@ -21,8 +21,10 @@ from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
 from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.saving.promoter import Tiering
+from resilient.world.comms import Comms
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
+from resilient.world.memory import MemoryBoard
 
 if TYPE_CHECKING:
     from resilient.checkpointer import Checkpointer
@@ -87,6 +89,24 @@ class Session:
             tiering=Tiering(args.durable_every, args.near_total_limit, args.durable_every_seconds),
             require_signature=launch.require_signature,
         )
+
+    def checkpointer_alone(self, topic: str) -> Checkpointer:
+        """Open the repository for this rank alone, which writes there before the others look."""
+        args, launch = self.args, self.gang.launch
+        self._claim_repository()
+        return open_checkpointer(
+            self.repository,
+            single_writer=launch.single_writer,
+            parity=args.save_parity,
+            storage_options={**(args.storage_options or {}), **launch.storage_options},
+            emit=self.emit,
+            scope=f"{topic}/alone",
+        )
+
+    def comms(self, scope: str) -> Comms:
+        """Return a way to agree with the other ranks; ``scope`` is new and the same on all."""
+        board = self.gang.board
+        return Comms(board.another() if board else MemoryBoard(), self.world, scope)
 
     def _keeper(self) -> KeeperAddress | None:
         """Return where this host's keeper is, if the launcher has started one."""

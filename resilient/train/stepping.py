@@ -123,6 +123,14 @@ class LossHooks:
         detached: torch.Tensor = loss.detach()
         return detached
 
+    def _with_count(self, inputs: Any) -> Any:
+        """Return a batch of evaluation with what the model divides its loss by in training."""
+        makes_own = self.compute_loss_func is None and self.label_smoother is None
+        if not (makes_own and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping)):
+            return inputs
+        count = losses.count_labels([inputs], shifted=losses.shifts_labels(self.model))
+        return inputs if count is None else {**inputs, "num_items_in_batch": count}
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[Iterable[Any], torch.Tensor | None]:

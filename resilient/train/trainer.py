@@ -61,7 +61,8 @@ class Trainer(TrainerBase):
             resume_from_checkpoint: None or True leaves it to the launcher (the newest checkpoint
                 that all ranks can prove), as does the repository itself; False starts afresh; a
                 checkpoint's name, or its path in the repository, picks it, the newest of that
-                step if it says no generation (``checkpoint-120``).
+                step if it says no generation (``checkpoint-120``); a folder that Hugging Face's
+                Trainer saved is taken over and gone on with.
             ignore_keys_for_eval: outputs of the model that are no predictions, in evaluations
                 that training makes; None: those that its config names.
 
@@ -114,11 +115,12 @@ class Trainer(TrainerBase):
     def _train_epoch(self, run: Run) -> None:
         """Train from the cursor to the end of its epoch, or to the end of the run."""
         control, fire = self.control, self.callback_handler.fire
-        if not run.cursor.is_open:
+        begins = not run.cursor.is_open
+        if begins:
             control.should_epoch_stop = False
             run.cursor.is_open = True
         fire("on_epoch_begin")
-        batches = run.batches()
+        batches = run.batches(begins=begins)
         while not (self._is_done or control.should_epoch_stop or run.rounds_left() == 0):
             if not run.gate.enter(self.state.global_step + 1):
                 self._leave(run)

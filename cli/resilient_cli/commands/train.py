@@ -29,7 +29,7 @@ Arguments = Annotated[
 ]
 Module = Annotated[bool, _option("SCRIPT is the name of a module.", "--module", "-m")]
 Repo = Annotated[str, _option("Checkpoint repository.", "--repo", "-r", envvar="RESILIENT_REPO")]
-Resume = Annotated[str, _option("auto, never, or the name of a checkpoint.")]
+Resume = Annotated[str, _option("auto, never, a checkpoint, or a folder that Transformers saved.")]
 Nproc = Annotated[str, _option("Workers on this host: a number, cpu, gpu or auto.")]
 MaxRestarts = Annotated[int, _option("Restarts after failures; preemptions are free.", min=0)]
 Grace = Annotated[

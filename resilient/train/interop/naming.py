@@ -1,0 +1,62 @@
+"""The names by which a model's tensors are saved, as they follow from the model alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What a checkpoint by position lacks.
+
+    Attributes:
+        trained: names of the parameters of each of the optimizer's groups, in its order.
+        tied: names of one and the same tensor, of which a file of weights holds only one.
+    """
+
+    trained: tuple[tuple[str, ...], ...]
+    tied: tuple[tuple[str, ...], ...]
+
+
+def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
+    """Return the names of a model's tensors and of an optimizer's parameters.
+
+    Args:
+        model: the plain module; it may be on the meta device.
+        groups: ``param_groups`` of the optimizer.
+
+    Raises:
+        KeyError: a group holds a parameter that is not the model's.
+    """
+    names = {id(one): name for name, one in model.named_parameters()}
+    trained = tuple(tuple(names[id(one)] for one in group["params"]) for group in groups)
+    return Naming(trained, tied_names(model))
+
+
+def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names under which each parameter is known that has several."""
+    known: defaultdict[int, list[str]] = defaultdict(list)
+    for name, one in model.named_parameters(remove_duplicate=False):
+        known[id(one)].append(name)
+    return tuple(tuple(names) for names in known.values() if len(names) > 1)
+
+
+def tie(
+    tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
+) -> dict[str, torch.Tensor]:
+    """Return tensors with those added that are another one's under a second name."""
+    whole = dict(tensors)
+    for names in tied:
+        held = next((tensors[name] for name in names if name in tensors), None)
+        if held is not None:
+            whole |= {name: held for name in names if name not in tensors}
+    return whole

@@ -1,0 +1,187 @@
+"""A checkpoint of Transformers as the parts of one of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.format.names import rank_part
+from resilient.state.capture import Part
+from resilient.train.interop.naming import Naming, tie
+from resilient.train.state import TrainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.train.interop.files import TransformersCheckpoint
+
+_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+_FLAGS = ("should_training_stop", "should_epoch_stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """State that is saved as it was given."""
+
+    state: Mapping[str, Any]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return it."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take nothing back: it is only saved."""
+
+
+def parts_of(found: TransformersCheckpoint, naming: Naming, best: str) -> dict[str, Part]:
+    """Return everything that a checkpoint of ours holds, in the order in which it is loaded.
+
+    Args:
+        found: what Transformers saved.
+        naming: of the model that is to go on.
+        best: what this checkpoint will be called here; named as the best if it holds the best.
+
+    Raises:
+        IncompatibleCheckpoint: it holds no optimizer, or that of another model.
+        IntegrityError: a file is damaged, or its files are of several checkpoints.
+    """
+    weights = found.weights()
+    optimizer, kept = named_optimizer(found, naming, weights)
+    state = found.state
+    is_best = state.get("best_global_step") == found.step
+    scaler = found.scaler()
+    whole: dict[str, Mapping[str, Any]] = {
+        "model": tie(weights, naming.tied),
+        "optimizer": optimizer,
+        "scheduler": _of_groups(found.scheduler(), kept),
+        **({"scaler": scaler} if scaler is not None else {}),
+        "data": {"elsewhere": origin_of(found)},
+        "callbacks": callback_states(state),
+        "best": {"checkpoint": best if is_best else ""},
+    }
+    parts = {name: Part(Given(one)) for name, one in whole.items()}
+    parts["trainer_state"] = Part(Given(trainer_state(state)), document="trainer_state.json")
+    for rank in range(found.ranks):
+        # Each rank finds its own by its name, whoever wrote it.
+        parts[rank_part("meters", rank)] = Part(Given(_meters(state)))
+        random = found.random_state(rank)
+        if random is not None:
+            parts[rank_part("rng_state", rank)] = Part(Given(random))
+    return parts
+
+
+def named_optimizer(
+    found: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], list[int]]:
+    """Return the optimizer's state by name, and which of its groups hold a parameter.
+
+    Raises:
+        IncompatibleCheckpoint: it is not of so many parameters, or not of these shapes.
+        IntegrityError: it has made more steps than the trainer.
+    """
+    plain = found.optimizer()
+    kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
+    groups = [plain["param_groups"][nth] for nth in kept]
+    counts = [len(group["params"]) for group in groups]
+    if counts != [len(names) for names in naming.trained]:
+        raise IncompatibleCheckpoint(
+            f"the optimizer in `{found.folder}` has groups of {counts} parameters, and that of "
+            f"this model {[len(names) for names in naming.trained]}",
+            hint="train the same model, with the same parameters frozen and decayed",
+        )
+    names = {
+        number: name
+        for group, own in zip(groups, naming.trained, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
+    }
+    state = {names[number]: dict(one) for number, one in plain["state"].items()}
+    _require_fit(found, state, tie(weights, naming.tied))
+    renamed = [
+        {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
+    ]
+    return {**plain, "state": state, "param_groups": renamed}, kept
+
+
+def _require_fit(
+    found: TransformersCheckpoint,
+    state: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Raise if moments have not the shape of their parameter, or are of another step."""
+    for name, one in state.items():
+        steps = one.get("step")
+        if steps is not None and int(steps) > found.step:
+            raise IntegrityError(
+                f"the optimizer in `{found.folder}` has made {int(steps)} steps, and its trainer "
+                f"{found.step}",
+                key=str(found.folder),
+                hint="the folder mixes two checkpoints: take another",
+            )
+        moment = one.get("exp_avg")
+        if moment is not None and name in weights and moment.shape != weights[name].shape:
+            raise IncompatibleCheckpoint(
+                f"the moments of `{name}` in `{found.folder}` have the shape "
+                f"{tuple(moment.shape)}, and it has {tuple(weights[name].shape)}",
+                hint="the model names its parameters in another order than the one that was saved",
+            )
+
+
+def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """Return a scheduler's state with the numbers of the groups that are there."""
+    return {
+        name: [value[nth] for nth in kept]
+        if name in _BY_GROUP and isinstance(value, list) and len(value) > max(kept, default=-1)
+        else value
+        for name, value in scheduler.items()
+    }
+
+
+def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
+    """Return which run goes on here, and where in its data it was."""
+    return {
+        "trainer": "transformers",
+        "folder": found.folder.name,
+        "digest": found.digest,
+        "epoch": float(found.state["epoch"]),
+        "batch": int(found.state.get("train_batch_size") or 0),
+        "ranks": found.ranks,
+    }
+
+
+def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that we know, of which one names a checkpoint without its folder."""
+    known = {one.name for one in fields(TrainerState)}
+    taken = {name: value for name, value in state.items() if name in known}
+    best = taken.get("best_global_step")
+    return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
+
+
+def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
+    states: dict[str, Any] = {}
+    for name, saved in (state.get("stateful_callbacks") or {}).items():
+        for nth, one in enumerate(saved if isinstance(saved, list) else [saved], 1):
+            taken = dict(one.get("attributes") or {})
+            states[name if nth == 1 else f"{name}_{nth}"] = taken
+    flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
+    return {**states, "TrainerControl": {name: bool(flags.get(name)) for name in _FLAGS}}
+
+
+def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums of the losses, as far as they were logged; the others are not recorded."""
+    summed, steps, last = 0.0, 0, {}
+    for entry in state["log_history"]:
+        if "loss" in entry:
+            summed += entry["loss"] * (entry["step"] - steps)
+            steps, last = entry["step"], entry
+    return {
+        "recent": torch.zeros((), dtype=torch.float64),
+        "logged": torch.tensor(summed, dtype=torch.float64),
+        "grad_norm": torch.tensor(float(last.get("grad_norm", 0.0))),
+        "recent_steps": 0,
+        "logged_steps": steps,
+        "learning_rate": float(last.get("learning_rate", 0.0)),
+    }

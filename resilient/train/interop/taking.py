@@ -1,0 +1,166 @@
+"""Go on with a run of Transformers: its checkpoint becomes the first of a repository of ours.
+
+It is written there whole, by one rank, before anything is trained, and every rank resumes from
+it as from any other, in whatever layout. So what was taken over survives whatever comes, and the
+folder it came from is not needed any more. A repository that holds something already is gone on
+with if its run began from that very checkpoint; else the request is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.checkpointer import About
+from resilient.errors import ConfigError
+from resilient.events import Event
+from resilient.format.names import CheckpointId
+from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
+from resilient.train.interop.naming import Naming, naming_of
+from resilient.train.interop.parts import parts_of
+from resilient.train.optimizers.groups import parameter_groups
+from resilient.world.agreement import agree, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.checkpointer import Checkpointer
+    from resilient.state.capture import Part
+    from resilient.train.hooks import TrainerHooks
+    from resilient.world.launch import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTaken(Event):
+    """A checkpoint of another trainer was written to the repository as one of ours."""
+
+    folder: str
+    checkpoint: str
+    step: int
+
+    def line(self) -> str:
+        """Say from where, and what it is called here."""
+        return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}"
+
+
+def foreign_folder(wanted: Any, launch: Launch) -> str:
+    """Return the folder that the script or the launcher names, ``""`` if it is ours."""
+    if wanted is False:
+        return ""
+    for one in (wanted, launch.resume):
+        if isinstance(one, str | os.PathLike) and is_transformers_folder(os.fspath(one)):
+            return os.fspath(one)
+    return ""
+
+
+def take_over(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
+    """Bring the checkpoint of Transformers that is asked for into the repository. Collective.
+
+    Args:
+        hooks: the trainer; its model and optimizer say the names of what is saved by position.
+        wanted: ``resume_from_checkpoint``.
+        more: parts that Transformers knows nothing of; they begin as they are.
+        topic: of this training.
+
+    Returns:
+        The digest of what was asked for, for :func:`require_origin`; empty if it was nothing of
+        Transformers.
+
+    Raises:
+        IntegrityError: the folder is damaged.
+        IncompatibleCheckpoint: it is of another model, or holds only a model.
+    """
+    session = hooks.session
+    if not isinstance(wanted, str | os.PathLike) and session.gang.launch.resume in (
+        "auto",
+        "never",
+    ):
+        return ""
+    is_mine = session.world.is_coordinator
+    work = attempt(lambda: _take(hooks, wanted, more, topic)) if is_mine else ""
+    comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
+    try:
+        taken: str = agree(comms, "taken", work, lambda shown: shown[0], seconds)
+    finally:
+        comms.close()
+    return taken
+
+
+def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: str) -> None:
+    """Raise unless what was resumed began from the checkpoint that was asked for.
+
+    Raises:
+        ConfigError: the repository held a run that began elsewhere.
+    """
+    if digest and (origin or {}).get("digest") != digest:
+        raise ConfigError(
+            f"cannot take over a checkpoint of Transformers: the repository `{repository}` holds "
+            "a run already that did not begin from it",
+            hint="name another `output_dir`, or go on with the run by leaving out "
+            "`resume_from_checkpoint`",
+        )
+
+
+def import_checkpoint(
+    spine: Checkpointer, folder: str, naming: Naming, more: Mapping[str, Part] | None = None
+) -> CheckpointId:
+    """Write a checkpoint of Transformers to an empty repository as one of ours.
+
+    Crash: it is committed whole, or not at all.
+
+    Args:
+        spine: of one rank; a life of its own.
+        folder: what Transformers saved.
+        naming: of the model that is to go on.
+        more: parts to save besides.
+
+    Raises:
+        IntegrityError: the folder is damaged.
+        IncompatibleCheckpoint: it is of another model, or holds only a model.
+        SaveFailed: it could not be made durable.
+    """
+    found = TransformersCheckpoint(folder)
+    spine.resume({}, ref="never", cause="import")
+    checkpoint = CheckpointId(spine.generation, found.step)
+    parts = {**parts_of(found, naming, str(checkpoint)), **(more or {})}
+    state = found.state
+    data = {"epoch": state["epoch"], "imported_from": os.fspath(folder)}
+    metrics = {
+        name: value
+        for entry in state["log_history"]
+        if entry.get("step") == found.step
+        for name, value in entry.items()
+        if name.startswith("eval_") and isinstance(value, int | float)
+    }
+    spine.save(found.step, parts, About(data=data, metrics=metrics))
+    spine.wait()
+    return checkpoint
+
+
+def _take(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
+    """Write what is asked for to the repository, unless that holds something already."""
+    session = hooks.session
+    folder = foreign_folder(wanted, session.gang.launch)
+    if not folder:
+        return ""
+    found = TransformersCheckpoint(folder)
+    spine = session.checkpointer_alone(topic)
+    try:
+        if not spine.committed():
+            given = {name: part for name, part in more.items() if part.scope == "replicated"}
+            checkpoint = import_checkpoint(spine, folder, _naming(hooks), given)
+            session.emit(CheckpointTaken(folder, str(checkpoint), found.step))
+    finally:
+        spine.close()
+    return found.digest
+
+
+def _naming(hooks: TrainerHooks) -> Naming:
+    """Return the names of a trainer's tensors."""
+    optimizer = hooks.create_optimizer()
+    try:
+        return naming_of(hooks.model, optimizer.param_groups)
+    except KeyError:
+        # Whoever partitions the parameters keeps its own in the groups.
+        return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay))

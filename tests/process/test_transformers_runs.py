@@ -1,0 +1,67 @@
+"""Recorded runs of stock Hugging Face Trainer, gone on with here: same samples, same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gangs import ROOT
+from hf_runs import SHARED, checkpoint_of
+
+WORKER = Path(__file__).with_name("transformers_worker.py")
+CPU = Path("/proc/cpuinfo")
+HAS_AVX2 = platform.machine() == "x86_64" and CPU.exists() and " avx2 " in CPU.read_text()
+# The recorded bits are those of one thread that adds eight numbers at a time.
+THEIR_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_AVX2, reason="the runs were recorded on AVX2"),
+]
+# What comes with the source, and what lies beside it.
+HERE = ["gpt2_all:8", "reg_sgd:7"]
+BESIDE = ["gpt2_all:16", "gpt2_all:24", "gpt2_single:24", "reg_sgd:21", "reg_earlystop:40"]
+BESIDE += ["reg_earlystop:110", "gpt2_ga_uneven:3", "gpt2_ga_uneven:6"]
+
+
+def go_on(folder, *command):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    ended = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **THEIR_CPU, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = {one.stem: json.loads(one.read_text()) for one in folder.glob("*.json")}
+    for one in said.values():
+        assert one["differ"] == [], one
+        assert one["rates"], one
+        assert one["evaluated"][0] == pytest.approx(one["evaluated"][1], rel=1e-6), one
+        assert one["steps"][0] == one["steps"][1], one
+        assert one["loss"][0] == pytest.approx(one["loss"][1], rel=1e-6), one
+    return said
+
+
+def test_runs_of_one_process_go_on_to_the_bit(tmp_path):
+    runs = HERE + (BESIDE if SHARED.is_dir() else [])
+    said = go_on(tmp_path, str(WORKER), str(tmp_path), *runs)
+    assert len(said) == len(runs)
+    assert said["gpt2_all-8-0"]["micro_batches"] == 24
+    assert said["reg_sgd-7-0"]["micro_batches"] == 33
+    if SHARED.is_dir():
+        assert said["gpt2_single-24-0"]["best"] == 32
+        assert said["reg_earlystop-110-0"]["micro_batches"] == 0
+
+
+def test_a_run_of_two_processes_goes_on_under_our_launcher(tmp_path):
+    taken = checkpoint_of("gpt2_ddp2_all", 4)
+    launcher = ("-m", "resilient_cli", "train", "--nproc-per-node", "2", "--resume", str(taken))
+    said = go_on(tmp_path, *launcher, str(WORKER), str(tmp_path), "gpt2_ddp2_all:0")
+    assert [one["micro_batches"] for one in said.values()] == [12, 12]

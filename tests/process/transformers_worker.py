@@ -1,0 +1,54 @@
+"""Go on with recorded runs of Transformers and say what differs, one line of JSON per run.
+
+transformers_worker.py FOLDER CASE:STEP...     # STEP 0: leave the checkpoint to the launcher
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from hf_runs import checkpoint_of, make, recorded
+
+from resilient.train.callbacks import EarlyStoppingCallback
+
+
+def evaluations(history):
+    return [one["eval_loss"] for one in history if "eval_loss" in one]
+
+
+def main(folder, *runs):
+    torch.set_num_threads(1)
+    for run in runs:
+        case, _, step = run.partition(":")
+        callbacks = [EarlyStoppingCallback(3, 0.001)] if case == "reg_earlystop" else []
+        trainer = make(case, Path(folder) / f"{case}-{step}", callbacks=callbacks)
+        world = trainer.session.world
+        ended = trainer.train(str(checkpoint_of(case, step)) if int(step) else None)
+        expected = recorded(case, world.rank if world.size > 1 else None)
+        made = expected["seen"][len(expected["seen"]) - len(trainer.seen) :]
+        pairs = zip(trainer.seen, map(tuple, made), strict=True)
+        told = [one["learning_rate"] for one in trainer.state.log_history if "loss" in one]
+        rates = [one["learning_rate"] for one in expected["log_history"] if "loss" in one]
+        said = {
+            "run": run,
+            "micro_batches": len(trainer.seen),
+            "differ": [nth for nth, (one, other) in enumerate(pairs) if one != other],
+            "rates": told == rates,
+            "steps": [ended.global_step, expected["global_step"]],
+            "loss": [ended.training_loss, expected["training_loss"]],
+            "evaluated": [
+                evaluations(trainer.state.log_history),
+                evaluations(expected["log_history"]),
+            ],
+            "best": trainer.state.best_global_step,
+        }
+        Path(folder, f"{case}-{step}-{world.rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
