@@ -319,7 +319,7 @@ def json_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
 
 
 def console(
-    threshold: Level = Level.INFO, stream: TextIO | None = None
+    threshold: int = Level.INFO, stream: TextIO | None = None
 ) -> Callable[[Mapping[str, Any], Event], None]:
     """Return a sink that writes one line per event of at least ``threshold`` to stderr."""
 

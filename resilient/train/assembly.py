@@ -10,6 +10,7 @@ from resilient.errors import ConfigError
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.train import plan, schedules
+from resilient.train.counting import Counter, TokenCount
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.meters import Meters
@@ -63,7 +64,8 @@ def assemble(
     schedules.require_evaluations(args, scheduler)
     bound = strategy.bind(model, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
-    meters, best = Meters(session.device, session.world.size), Best()
+    filters = args.logging_nan_inf_filter
+    meters, best = Meters(session.device, session.world.size, filters=filters), Best()
     parts = {
         **bound.parts,
         **_stepping(bound.updates, scheduler),
@@ -94,6 +96,7 @@ def assemble(
         cursor=cursor,
         deal=deal,
         meters=meters,
+        counter=_counter_for(hooks, state, deal),
         saver=saver,
         gate=session.stop_gate(topic),
         accumulation=args.gradient_accumulation_steps,
@@ -111,6 +114,19 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     cursor, deal = Cursor(size, hooks.args.order_seed), deal_for(hooks.args, world, size)
     hooks.train_sampler = ResumableSampler(cursor, deal, world.rank)
     return cursor, deal
+
+
+def _counter_for(hooks: TrainerHooks, state: TrainerState, deal: Deal) -> Counter:
+    """Return what counts for a trainer: tokens if it is told to, operations if it can."""
+    args, session = hooks.args, hooks.session
+    tokens_of = None
+    if args.include_num_input_tokens_seen != "no":
+        padding = getattr(getattr(hooks, "processing_class", None), "pad_token_id", None)
+        skips = args.include_num_input_tokens_seen == "non_padding"
+        tokens_of = TokenCount(hooks.model, padding, session.emit, skips_padding=skips)
+    flos_of = hooks.floating_point_ops if hooks.knows_flos else None
+    ranks = session.world.size
+    return Counter(state, session.device, ranks, ranks // deal.ranks, tokens_of, flos_of)
 
 
 def _stepping(updates: Updates, scheduler: LRScheduler) -> dict[str, Part]:

@@ -18,6 +18,7 @@ from resilient.train.precision import Precision
 from resilient.train.predicting import TrainerPrediction
 from resilient.train.run import set_seed
 from resilient.train.session import open_session
+from resilient.train.settings import settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class TrainerBase(TrainerPrediction):
         self.session = open_session(self.args)
         # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
         set_seed(self.args.seed + self.session.world.rank)
+        settle_process(self.args, self.session.device)
+        settle_model(self.args, model)
         self.model = model.to(self.session.device)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,13 @@ class Meters:
     Args:
         device: where losses live.
         ranks: how many ranks train together.
+        filters: whether a loss that is no number counts as the mean of those before it since the
+            last log (``logging_nan_inf_filter``). Only what is logged is filtered.
     """
 
-    def __init__(self, device: torch.device, ranks: int) -> None:
+    def __init__(self, device: torch.device, ranks: int, *, filters: bool = False) -> None:
         self._ranks = ranks
+        self._filters = filters
         self._recent = torch.zeros((), dtype=torch.float64, device=device)
         self._logged = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norm = torch.zeros((), device=device)
@@ -32,7 +36,15 @@ class Meters:
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
-        self._recent += loss
+        self._recent += self._filtered(loss) if self._filters else loss
+
+    def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, or the field's stand-in for one that is NaN or infinite."""
+        if loss.device.type == "cpu" and math.isfinite(loss.item()):
+            return loss
+        stand_in = self._recent / (1 + self.recent_steps)
+        # On an accelerator nobody waits to know what it is.
+        return torch.where(torch.isfinite(loss), loss.double(), stand_in)
 
     def end_step(self, grad_norm: torch.Tensor, learning_rate: float) -> None:
         """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read."""

@@ -111,6 +111,8 @@ class TrainerPrediction(TrainerHooks):
     def log(self, logs: Mapping[str, Any]) -> None:
         """Add numbers to the history, with the epoch and the step, and tell them."""
         entry = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
+        if self.args.include_num_input_tokens_seen != "no":
+            entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
         self.state.log_history.append(entry)
         self.callback_handler.fire("on_log", logs=entry)
         self._tell(MetricsLogged(entry))
@@ -199,11 +201,14 @@ class TrainerPrediction(TrainerHooks):
             self._emit(event, step=self.state.global_step)
 
 
-def speeds(prefix: str, took_seconds: float, samples: int, steps: int) -> dict[str, float]:
+def speeds(
+    prefix: str, took_seconds: float, samples: int, steps: int, tokens: int = 0
+) -> dict[str, float]:
     """Return how long something took and how fast it went, with the field's names."""
     per_second = 1 / took_seconds if took_seconds > 0 else 0.0
-    return {
+    said = {
         f"{prefix}_runtime": took_seconds,
         f"{prefix}_samples_per_second": samples * per_second,
         f"{prefix}_steps_per_second": steps * per_second,
     }
+    return {**said, f"{prefix}_tokens_per_second": tokens * per_second} if tokens else said

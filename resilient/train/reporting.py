@@ -59,6 +59,18 @@ class ColumnsUnused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TokensNotCounted(Event):
+    """The tokens of a batch cannot be counted as they should."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say why."""
+        return f"`include_num_input_tokens_seen` cannot count a batch: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
     """The loop begins, or goes on."""
 
@@ -155,12 +167,11 @@ def metric_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
     return sink
 
 
-def open_emitter(clock: Clock, world: World, output: Path, events: Path) -> Emitter:
+def open_emitter(clock: Clock, world: World, output: Path, events: Path, threshold: int) -> Emitter:
     """Return this process's emitter: the console, a file of events, rank zero's log.jsonl.
 
-    Ranks above zero show only what needs attention, as gang facts come from the coordinator.
+    The console shows what is at least as loud as ``threshold``.
     """
-    threshold = Level.INFO if world.is_coordinator else Level.WARNING
     sinks = [
         console(threshold, cast("TextIO", _AroundBars())),
         json_lines(events / f"rank-{world.rank}.jsonl"),

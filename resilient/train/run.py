@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.counting import Counter
     from resilient.train.data import Cursor, Deal
     from resilient.train.meters import Meters
     from resilient.train.saving import Saver
@@ -45,6 +46,7 @@ class Run:
         parameters: what is trained, in the model's order.
         cursor: the position in the data.
         deal: how an epoch is cut.
+        counter: counts tokens and operations.
         gate: asked before each step.
         accumulation: micro-batches per step and rank.
         farewell: keeps this rank here until no other needs what it serves.
@@ -59,6 +61,7 @@ class Run:
     cursor: Cursor
     deal: Deal
     meters: Meters
+    counter: Counter
     saver: Saver
     gate: StopGate
     accumulation: int

@@ -182,7 +182,7 @@ def open_session(args: TrainingArguments) -> Session:
         gang=gang,
         device=choose_device(gang.world, use_cpu=args.use_cpu),
         clock=clock,
-        emit=open_emitter(clock, gang.world, output, events),
+        emit=open_emitter(clock, gang.world, output, events, args.get_process_log_level()),
         args=args,
         events=events,
     )

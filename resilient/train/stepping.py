@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ConfigError
 from resilient.train import losses
 from resilient.train.batch import forward, require_loss, split_columns, to_device
+from resilient.train.counting import transformer_flos
 from resilient.train.reporting import ColumnsUnused
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class LossHooks:
     current_gradient_accumulation_steps: int = 1
     train_sampler: ResumableSampler | None = None
     _told_unused: bool = False
+    _counts_parameters: bool = False
+    _parameters: int | None = None
 
     def compute_loss(
         self,
@@ -89,7 +92,7 @@ class LossHooks:
             loss = require_loss(outputs, model)
         if counted and self.args.average_tokens_across_devices:
             # Ranks average gradients; of shares of one mean they must be added.
-            loss = loss * self._data_ranks
+            loss = loss * self.data_ranks
         return (loss, outputs) if return_outputs else loss
 
     def training_step(
@@ -147,9 +150,27 @@ class LossHooks:
             return batches, None
         count, ranks = count.to(device), self.session.world.size
         if self.args.average_tokens_across_devices and ranks > 1:
-            count = losses.sum_over_ranks(count, copies=ranks // self._data_ranks)
+            count = losses.sum_over_ranks(count, copies=ranks // self.data_ranks)
         # A step whose labels are all ignored has no loss; it must not become one that is no number.
         return batches, count.clamp(min=1)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return the operations of forward and backward of a micro-batch; 0 if nobody can say.
+
+        Models of Transformers say how many parameters they have; override it for others.
+        """
+        if not self._counts_parameters:
+            return 0
+        if self._parameters is None:
+            count: Any = self.model.num_parameters
+            self._parameters = int(count(exclude_embeddings=True))
+        return transformer_flos(self.model, self._parameters, inputs)
+
+    @property
+    def knows_flos(self) -> bool:
+        """Whether ``floating_point_ops`` can say something of this model."""
+        is_own = type(self).floating_point_ops is not LossHooks.floating_point_ops
+        return is_own or self._counts_parameters
 
     def learn_losses(self) -> None:
         """Look at the model: what makes its loss, and what it takes for that."""
@@ -157,6 +178,11 @@ class LossHooks:
             self.model, self.args.label_smoothing_factor
         )
         self.model_accepts_loss_kwargs = losses.accepts_loss_kwargs(self.model)
+        count = getattr(self.model, "num_parameters", None)
+        self._parameters = None
+        self._counts_parameters = (
+            callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
+        )
 
     def require_counting(self) -> None:
         """Refuse overrides that cannot be given a count which the model needs.
@@ -187,7 +213,7 @@ class LossHooks:
         )
 
     @property
-    def _data_ranks(self) -> int:
+    def data_ranks(self) -> int:
         """How many ranks train on samples of their own."""
         return self.train_sampler.deal.ranks if self.train_sampler else self.session.world.size
 

@@ -9,6 +9,7 @@ from resilient.errors import ConfigError, Preempted
 from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, restore
 from resilient.train.base import TrainerBase
+from resilient.train.noise import noisy_embeddings
 from resilient.train.optimizers.create import set_mode
 from resilient.train.predicting import speeds
 from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
@@ -82,10 +83,12 @@ class Trainer(TrainerBase):
             run.gate.start(self.state.global_step)
             stack.enter_context(listening_to_signals(run.gate))
             stack.push(run.settle)
+            stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
             return self._train(run)
 
     def _train(self, run: Run) -> TrainOutput:
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
+        first_tokens = self.state.num_input_tokens_seen
         self._tell_start(run)
         run.model.train()
         set_mode(run.optimizer, training=True)
@@ -101,6 +104,7 @@ class Trainer(TrainerBase):
         if self.args.load_best_model_at_end:
             run.saver.load_best()
         set_mode(run.optimizer, training=False)
+        run.counter.settle()
         loss = run.meters.training_loss()
         self.log({"train_loss": loss})
         self.callback_handler.fire("on_train_end")
@@ -108,8 +112,10 @@ class Trainer(TrainerBase):
         took_seconds = self.session.clock.monotonic_seconds() - began_seconds
         self._tell(TrainingEnded(self.state.global_step, loss, took_seconds))
         steps = self.state.global_step - first_step
+        tokens = self.state.num_input_tokens_seen - first_tokens
         metrics = {"train_loss": loss, "epoch": self.state.epoch}
-        metrics |= speeds("train", took_seconds, steps * run.step_samples, steps)
+        metrics["total_flos"] = self.state.total_flos
+        metrics |= speeds("train", took_seconds, steps * run.step_samples, steps, tokens)
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _train_epoch(self, run: Run) -> None:
@@ -140,9 +146,11 @@ class Trainer(TrainerBase):
         samples, count = self.get_batch_samples(batches, group, self.session.device)
         samples, counted = iter(samples), () if count is None else (count,)
         for nth in range(1, group + 1):
-            last = nth == group
+            inputs, last = next(samples), nth == group
             with nullcontext() if last else run.strategy.no_sync(run.model):
-                run.meters.add_loss(self.training_step(run.model, next(samples), *counted))
+                run.meters.add_loss(self.training_step(run.model, inputs, *counted))
+            if run.counter.is_on:
+                run.counter.add(inputs)
             run.cursor.advance(run.deal)
             if not last:
                 fire("on_substep_end")
@@ -158,6 +166,7 @@ class Trainer(TrainerBase):
         self.precision.zero_grad(optimizer)
         state.global_step += 1
         state.epoch = plan.epoch_fraction(run.deal, run.cursor)
+        run.counter.end_step()
         fire("on_step_end")
 
     def _tell_start(self, run: Run) -> None:
@@ -179,6 +188,7 @@ class Trainer(TrainerBase):
         control = self.control
         if control.should_log:
             control.should_log = False
+            run.counter.settle()
             if run.meters.recent_steps:
                 self.log(run.meters.take())
         if control.should_evaluate:
@@ -208,6 +218,7 @@ class Trainer(TrainerBase):
 
     def _save(self, run: Run) -> None:
         run.strategy.align(run.model)
+        run.counter.settle()
         if run.saver.save():
             self.callback_handler.fire("on_save")
 

@@ -20,7 +20,10 @@ torch.set_num_threads(1)
 WAYS = {
     "over ranks": (Tagger, {}),
     "smoothed": (Mean, {"label_smoothing_factor": 0.2}),
-    "on each rank": (Tagger, {"average_tokens_across_devices": False}),
+    "on each rank": (
+        Tagger,
+        {"average_tokens_across_devices": False, "include_num_input_tokens_seen": "all"},
+    ),
 }
 
 
@@ -43,7 +46,8 @@ def train(folder, way, batch, accumulation):
     trainer = Trainer(kind(), arguments, train_dataset=Sentences(20))
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"model": trainer.model.state_dict(), "losses": losses}
+    tokens = trainer.state.num_input_tokens_seen
+    return {"model": trainer.model.state_dict(), "losses": losses, "tokens": tokens}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gangs import run_gang_to_end
 from loss_worker import train
+from token_models import LENGTH
 
 WORKER = Path(__file__).with_name("loss_worker.py")
 pytestmark = pytest.mark.slow
@@ -18,6 +19,7 @@ def test_two_ranks_that_accumulate_equal_one_with_a_big_batch(tmp_path, monkeypa
     (tmp_path / "two").mkdir()
     run_gang_to_end(2, WORKER, tmp_path / "two")
     first, second = (torch.load(tmp_path / "two" / f"result-{rank}.pt") for rank in range(2))
+    assert first["on each rank"]["tokens"] == second["on each rank"]["tokens"] == 2 * 20 * LENGTH
     for way in ("over ranks", "smoothed"):
         alone = train(tmp_path / "one", way, 8, 1)
         assert len(alone["losses"]) == 6

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NOT_DISTRIBUTED = "not_distributed"
 DISTRIBUTED = "distributed"
+# The standard library's numbers; Transformers has `detail` too, which is all that there is.
+_LOUDNESS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 class Derived(
@@ -102,6 +104,17 @@ class Derived(
     def should_log(self) -> bool:
         """Whether this process shows logs."""
         return self.local_process_index == 0 if self.log_on_each_node else self.process_index == 0
+
+    def get_process_log_level(self) -> int:
+        """Return how loud an event must be for this process to show it (logging's numbers).
+
+        ``log_level`` counts where logs are shown, ``log_level_replica`` elsewhere; ``passive`` is
+        ``info`` on the first rank of all and ``warning`` on the others.
+        """
+        name = self.log_level if self.should_log else self.log_level_replica
+        if name == "passive":
+            name = "info" if self.process_index == 0 else "warning"
+        return _LOUDNESS[name]
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

@@ -9,8 +9,7 @@ How to switch an argument on when its feature is there:
 * the argument as a whole: delete its line in :data:`NOT_YET`;
 * one name among several (an optimizer, a schedule, a tracker): delete its line in
   :data:`NAMES_NOT_YET`;
-* where the default should become the field's (``logging_nan_inf_filter``): change the default in
-  ``fields/`` too;
+* where the default should become the field's: change the default in ``fields/`` too;
 * say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
   flip the rows of ``docs/parity.md``.
 
@@ -29,21 +28,12 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "ddp_broadcast_buffers": (None,),
     "ddp_static_graph": (None, False),
     "fp16_full_eval": (False,),
-    "full_determinism": (False,),
-    "ignore_data_skip": (False,),
-    "include_num_input_tokens_seen": ("no",),
-    "logging_nan_inf_filter": (False,),
-    "log_level": ("passive",),
-    "log_level_replica": ("warning",),
-    "neftune_noise_alpha": (None, 0),
     "parallelism_config": (None, {}),
     "push_to_hub": (False,),
     "save_only_model": (False,),
     "skip_memory_metrics": (True,),
-    "tf32": (None,),
     "torch_compile": (False,),
     "torch_empty_cache_steps": (None,),
-    "use_cache": (False,),
     "use_liger_kernel": (False,),
     "dataloader_multiprocessing_context": (None,),
     "accelerator_config": (None, {}),
@@ -83,6 +73,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "dataloader_in_order": (
         (True,),
         "batches in another order on every run cannot be resumed bit for bit",
+    ),
+    "ignore_data_skip": (
+        (False,),
+        "going on in an epoch costs nothing here, and beginning it again would repeat samples",
     ),
     "restore_callback_states_from_checkpoint": (
         (True,),

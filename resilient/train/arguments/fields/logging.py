@@ -15,7 +15,7 @@ class LoggingArguments:
     logging_steps: float = option(500, "steps between logs; below 1 a ratio of all steps")
     logging_first_step: bool = option(default=False, help="log step 1 too")
     logging_nan_inf_filter: bool = option(
-        default=False, help="leave losses that are no number out of what is logged"
+        default=True, help="leave losses that are no number out of what is logged"
     )
     logging_dir: str | None = option(None, "folder of TensorBoard's files; None: output_dir/runs")
     log_level: str = option("passive", "what the coordinator shows: debug, info, warning, ...")

@@ -177,7 +177,6 @@ def test_arguments_and_defaults_are_those_of_the_field():
         "output_dir",  # None means the same
         "optim",  # fused, where torch has it
         "restore_callback_states_from_checkpoint",  # a resumed run is the same run
-        "logging_nan_inf_filter",
     }
 
 
