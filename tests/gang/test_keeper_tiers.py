@@ -113,6 +113,15 @@ def test_the_keeper_saves_near_and_promotes_what_is_due_and_the_last(machines, u
     assert not verify(open_store(url), committed(open_store(url))[0], "full")
 
 
+def test_the_keeper_is_asked_to_finish_what_it_saved(machines, url, monkeypatch):
+    trainer = Trainer(machines[0], url)
+    trainer.train(2)
+    own = trainer.checkpointer._desk.promoter._own
+    monkeypatch.setattr(own, "finish", lambda *_: pytest.fail("the trainer did it by itself"))
+    trainer.checkpointer.close()
+    assert steps(url) == [2, 1]
+
+
 def test_a_trainer_that_dies_when_it_has_handed_over_loses_nothing(machines, url):
     trainer = Trainer(machines[0], url)
     trainer.train(4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hosts import host, live
 from tiered import desk_over
@@ -12,13 +14,17 @@ from resilient.errors import IntegrityError, SaveFailed, StoreUnavailable
 from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
 from resilient.vault import facts
+from resilient.vault.desk import Orders
 from resilient.vault.health.verify import verify
 from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import committed, read_manifest
 from resilient.vault.saving.promoter import Tiering
 from resilient.vault.tiers.peers import PeerServer, PeerStore
+from resilient.vault.tiers.places import Places
 from resilient.vault.tiers.promote import promote
 from resilient.vault.tiers.tiers import TieredStore
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
 
 SELDOM = Tiering(durable_every=99)
 
@@ -207,9 +213,42 @@ def test_a_host_that_does_not_answer_is_no_damage(nears, durable):
     peer = PeerStore(server.address, "b")
     tiers.peers = (peer,)
     assert read(tiers, CheckpointId(1, 2)).files
+    theirs = min(nears[1].objects.keys() - nears[0].objects.keys() - durable.objects.keys())
     server.close()
     with pytest.raises(StoreUnavailable, match="does not answer"):
         read(tiers, CheckpointId(1, 2))
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        tiers.get(theirs)
+    peer.close()
+
+
+def test_a_host_that_lacks_a_manifest_lets_nothing_go(nears, durable):
+    """A rotation would take the files of what has no manifest here for leftovers."""
+    live(nears, durable, until=3, tiering=SELDOM, is_cut=True)
+    del nears[1].objects[CheckpointId(1, 2).manifest_key]
+    before = dict(nears[1].objects)
+    desk = desk_over(
+        nears[1], durable, tiering=Tiering(99, 1), world=World(1, 2), board=MemoryBoard()
+    )
+    due = Orders((CheckpointId(1, 1),), ())
+    for step in (2, 3):
+        desk.promoter.committed(desk, CheckpointId(1, step), due)
+    desk.promoter.close()
+    assert nears[1].objects == before
+
+
+def test_leaders_of_hosts_do_not_wait_for_one_that_is_gone(nears, durable):
+    live(nears, durable, until=2, tiering=SELDOM, is_cut=True)
+    desk = desk_over(nears[0], durable, tiering=SELDOM, world=World(0, 2), board=MemoryBoard())
+    desk = replace(desk, places=Places(((0,), (1,))))
+    server = PeerServer(nears[1], "127.0.0.1")
+    peer = PeerStore(server.address, "host b")
+    desk.store.peers = (peer,)
+    server.close()
+    desk.promoter.begin(desk, 1, CheckpointId(1, 2))
+    with pytest.raises(SaveFailed, match="host b does not answer"):
+        desk.promoter.finish(desk, 0.3)
+    desk.promoter.close()
     peer.close()
 
 
