@@ -111,8 +111,10 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
         # Now, not at the first evaluation, hours from now.
         require_map_style(hooks.eval_dataset, "eval_dataset")
     world = hooks.session.world
-    cursor, deal = Cursor(size, hooks.args.order_seed), deal_for(hooks.args, world, size)
-    hooks.train_sampler = ResumableSampler(cursor, deal, world.rank)
+    deal = deal_for(hooks.args, world, size)
+    group = deal.batch * hooks.args.gradient_accumulation_steps
+    cursor = Cursor(size, hooks.args.order_seed, group=group)
+    hooks.train_sampler = ResumableSampler(cursor, deal, world.rank, hooks.train_sampling())
     return cursor, deal
 
 

@@ -20,23 +20,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.interop.position import place_in_epoch
 from resilient.train.loaders import outlive_a_request
+from resilient.train.orders import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from resilient.train.arguments import TrainingArguments
     from resilient.world.world import World
-
-
-def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
-    """Return the order of an epoch: int64 indices, shape (samples,).
-
-    ``torch.randperm`` under a generator seeded with ``seed + epoch``, as accelerate's seedable
-    sampler does, so the order equals that of a Transformers run.
-    """
-    generator = torch.Generator()
-    generator.manual_seed(seed + epoch)
-    return torch.randperm(samples, generator=generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +86,7 @@ class Cursor:
         samples: how many samples of the epoch's order have been trained on.
         is_open: whether the epoch has begun and its end was not yet handled.
         origin: of a run that another trainer began, what it was; its random numbers go on too.
+        group: samples of a step, as grouping by length counts them; the first life's stay.
     """
 
     size: int
@@ -104,6 +95,7 @@ class Cursor:
     samples: int = 0
     is_open: bool = False
     origin: Mapping[str, Any] | None = None
+    group: int = 1
 
     def advance(self, deal: Deal) -> None:
         """Count one round as trained on."""
@@ -123,6 +115,7 @@ class Cursor:
             "samples": self.samples,
             "is_open": self.is_open,
             **({"origin": self.origin} if self.origin else {}),
+            "group": self.group,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -149,6 +142,7 @@ class Cursor:
         self.samples = state_dict["samples"]
         self.is_open = state_dict["is_open"]
         self.origin = state_dict.get("origin")
+        self.group = state_dict.get("group", self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +162,20 @@ class ResumableSampler(Sampler[Any]):
     It runs ahead of training as far as the loader prefetches, and leaves the cursor alone.
     """
 
-    def __init__(self, cursor: Cursor, deal: Deal, rank: int) -> None:
+    def __init__(
+        self, cursor: Cursor, deal: Deal, rank: int, sampling: Sampling | None = None
+    ) -> None:
         self.cursor = cursor
         self.deal = deal
         self.rank = rank
+        self.sampling = sampling or Sampling()
 
     def __iter__(self) -> Iterator[MicroBatch]:
         cursor, deal = self.cursor, self.deal
         epoch, seed, start = cursor.epoch, cursor.seed, cursor.samples
-        order = epoch_order(cursor.size, seed, epoch)
-        for turn in range(deal.rounds_after(start)):
-            low = start + turn * deal.round_samples
-            indices = deal.micro_batch(order, low, self.rank)
-            yield MicroBatch(indices, (seed, epoch, low + self.rank * deal.batch))
+        for turn, indices in enumerate(self.sampling.batches(cursor, deal, self.rank)):
+            place = start + turn * deal.round_samples + self.rank * deal.batch
+            yield MicroBatch(indices, (seed, epoch, place))
 
     def __len__(self) -> int:
         return self.deal.rounds_after(self.cursor.samples)
@@ -294,4 +289,5 @@ def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
         options["persistent_workers"] = args.dataloader_persistent_workers
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["worker_init_fn"] = outlive_a_request
+        options["multiprocessing_context"] = args.dataloader_multiprocessing_context
     return options

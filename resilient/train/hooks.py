@@ -26,6 +26,8 @@ from resilient.train.data import (
     train_loader,
 )
 from resilient.train.evaluation import Share, eval_loader
+from resilient.train.orders import Sampling, sampling_for
+from resilient.train.pruning import PruningCollator, prune_dataset, taken_columns
 from resilient.train.stepping import LossHooks
 
 if TYPE_CHECKING:
@@ -118,9 +120,8 @@ class TrainerHooks(LossHooks):
             deal_for(self.args, self.session.world, size),
             self.session.world.rank,
         )
-        return train_loader(
-            self.args, self.train_dataset, sampler, self.data_collator, pin=self._on_gpu
-        )
+        dataset, collate = self._pruned(self.train_dataset)
+        return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return a loader of this rank's share of a dataset, the trainer's if none is given."""
@@ -128,7 +129,33 @@ class TrainerHooks(LossHooks):
         share = self._share_of(dataset)
         if self.train_sampler is not None:
             draw_for_loader(self.train_sampler.cursor)
-        return eval_loader(self.args, dataset, share, self.data_collator, pin=self._on_gpu)
+        dataset, collate = self._pruned(dataset)
+        return eval_loader(self.args, dataset, share, collate, pin=self._on_gpu)
+
+    def train_sampling(self) -> Sampling:
+        """Return the order of the samples; override it for one of your own.
+
+        Raises:
+            ConfigError: it goes by lengths, and samples do not say theirs.
+        """
+        name = getattr(self.model, "main_input_name", "input_ids")
+        return sampling_for(self.args, self.train_dataset, name)
+
+    def _pruned(self, dataset: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return a dataset and how to collate it, without columns that the model does not take.
+
+        What an override of a step may want to read stays, but in a dataset of Hugging Face.
+        """
+        collate, name = self.data_collator, type(self.model).__name__
+        taken = taken_columns(self.model, self.label_names)
+        if not self.args.remove_unused_columns or taken is None:
+            return dataset, collate
+        dataset, unused = prune_dataset(dataset, taken, name)
+        self._tell_unused(unused)
+        steps = ("compute_loss", "training_step", "prediction_step", "evaluation_step")
+        if any(getattr(type(self), one) is not getattr(TrainerHooks, one) for one in steps):
+            return dataset, collate
+        return dataset, PruningCollator(collate, taken, name, self._tell_unused)
 
     def _share_of(self, dataset: Any) -> Share:
         size = require_map_style(dataset, "eval_dataset")

@@ -222,10 +222,14 @@ class LossHooks:
         if not self.args.remove_unused_columns:
             return inputs
         used, unused = split_columns(inputs, self.model)
+        self._tell_unused(unused)
+        return used
+
+    def _tell_unused(self, unused: tuple[str, ...]) -> None:
+        """Tell once which columns the model is not given."""
         if unused and not self._told_unused and self.session.world.is_coordinator:
             self.session.emit(ColumnsUnused(unused))
         self._told_unused |= bool(unused)
-        return used
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; overridden, it prepares those of evaluation too."""

@@ -35,7 +35,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "torch_compile": (False,),
     "torch_empty_cache_steps": (None,),
     "use_liger_kernel": (False,),
-    "dataloader_multiprocessing_context": (None,),
     "accelerator_config": (None, {}),
 }
 
@@ -43,11 +42,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 NAMES_NOT_YET: dict[str, set[str]] = {
     "debug": {
         "underflow_overflow",
-    },
-    "train_sampling_strategy": {
-        "batch_rebalance",
-        "group_by_length",
-        "sequential",
     },
     "report_to": {
         "all",

@@ -1,0 +1,212 @@
+"""The order of an epoch's samples by ``train_sampling_strategy``, and which of them go together.
+
+An order is a function of the seed, the epoch and what the dataset is; so it is the same on every
+rank and in every life, and a position in it is all that a checkpoint needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.data import Cursor, Deal
+
+# Weight of attention's quadratic term in the cost of a micro-batch (Transformers' value).
+_QUADRATIC = 0.001
+_GROUPS_MAX = 50
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the random order of an epoch: int64 indices, shape (samples,).
+
+    ``torch.randperm`` under a generator seeded with ``seed + epoch``, as accelerate's seedable
+    sampler does, so the order equals that of a Transformers run.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return torch.randperm(samples, generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """``random``: a new order for each epoch."""
+
+    def order(self, cursor: Cursor) -> torch.Tensor:
+        """Return the order of the cursor's epoch: int64 indices, shape (samples,)."""
+        return epoch_order(cursor.size, cursor.seed, cursor.epoch)
+
+    def batches(self, cursor: Cursor, deal: Deal, rank: int) -> Iterator[list[int]]:
+        """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
+        order, start = self.order(cursor), cursor.samples
+        for turn in range(deal.rounds_after(start)):
+            yield deal.micro_batch(order, start + turn * deal.round_samples, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential(Sampling):
+    """``sequential``: the dataset's own order."""
+
+    def order(self, cursor: Cursor) -> torch.Tensor:
+        """Return all indices from 0 on."""
+        return torch.arange(cursor.size)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGrouped(Sampling):
+    """``group_by_length``: samples of about one length are neighbours, longest group first.
+
+    Attributes:
+        lengths: of each sample.
+    """
+
+    lengths: Sequence[int]
+
+    def order(self, cursor: Cursor) -> torch.Tensor:
+        """Return the random order, sorted by length within groups of up to 50 steps.
+
+        Transformers' recipe: the longest sample of all comes first, so that memory runs out at
+        once or never. How large a group is stays what it was in the run's first life.
+        """
+        lengths, group = self.lengths, cursor.group
+        several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
+        order: list[int] = epoch_order(cursor.size, cursor.seed, cursor.epoch).tolist()
+        cuts = range(0, cursor.size, several * group)
+        groups = [
+            sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)
+            for cut in cuts
+        ]
+        longest = max(groups, key=lambda one: lengths[one[0]])
+        groups[0][0], longest[0] = longest[0], groups[0][0]
+        return torch.tensor([index for one in groups for index in one])
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced(Sampling):
+    """``batch_rebalance``: micro-batches of a step cost about the same, padding included.
+
+    A step trains on the samples that it would train on anyway; its micro-batches differ in size:
+    few long samples or many short ones.
+
+    Attributes:
+        lengths: of each sample.
+        accumulation: micro-batches per step and rank.
+    """
+
+    lengths: Sequence[int]
+    accumulation: int
+
+    def batches(self, cursor: Cursor, deal: Deal, rank: int) -> Iterator[list[int]]:
+        """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
+        order, start = self.order(cursor), cursor.samples
+        rounds = deal.rounds_after(start)
+        for done in range(0, rounds, self.accumulation):
+            slots = min(self.accumulation, rounds - done)
+            low, groups = start + done * deal.round_samples, slots * deal.ranks
+            high = min(low + slots * deal.round_samples, cursor.size)
+            places = torch.arange(low, max(high, low + groups)) % cursor.size
+            parts = split_by_cost(order[places].tolist(), self.lengths, groups)
+            # The dearest first, and those of one round as near to each other as can be.
+            for slot in range(slots):
+                yield parts[slot * deal.ranks + rank]
+
+
+def cost_of(count: int, longest: int) -> float:
+    """Return what a micro-batch costs when all samples are padded to the longest."""
+    return count * longest * (1 + _QUADRATIC * longest)
+
+
+def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -> list[list[int]]:
+    """Return ``indices`` in ``groups`` parts, none empty, whose dearest is as cheap as can be.
+
+    Sorted by length, longest first; parts are neighbours in that order, the dearest first.
+
+    Raises:
+        ValueError: there are fewer indices than groups.
+    """
+    if len(indices) < groups:
+        raise ValueError(f"{len(indices)} samples cannot fill {groups} micro-batches")
+    ordered = sorted(indices, key=lengths.__getitem__, reverse=True)
+    # A part begins with its longest, so these are all the costs that a part can have.
+    costs = sorted(
+        {
+            cost_of(count, lengths[first])
+            for place, first in enumerate(ordered)
+            for count in range(1, len(ordered) - place + 1)
+        }
+    )
+    low, high = 0, len(costs) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(ordered, lengths, costs[middle])) <= groups:
+            high = middle
+        else:
+            low = middle + 1
+    parts = _cut(ordered, lengths, costs[low])
+    while len(parts) < groups:
+        largest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        whole = parts[largest]
+        parts[largest : largest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+    return sorted(parts, key=lambda one: -cost_of(len(one), lengths[one[0]]))
+
+
+def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[list[int]]:
+    """Fill part after part up to a cost."""
+    parts: list[list[int]] = []
+    for index in ordered:
+        if parts and cost_of(len(parts[-1]) + 1, lengths[parts[-1][0]]) <= cap:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts
+
+
+def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
+    """Return how ``args`` order the samples of a map-style dataset.
+
+    Args:
+        args: ``train_sampling_strategy``, ``length_column_name``.
+        dataset: its samples have the lengths, or a column of its own does.
+        name: what the model mainly reads; its length counts where no other is given.
+
+    Raises:
+        ConfigError: lengths are needed, and samples do not say theirs.
+    """
+    strategy = args.train_sampling_strategy
+    if strategy == "sequential":
+        return Sequential()
+    if strategy == "random":
+        return Sampling()
+    lengths = lengths_of(dataset, args.length_column_name, name)
+    if strategy == "group_by_length":
+        return LengthGrouped(lengths)
+    return Rebalanced(lengths, args.gradient_accumulation_steps)
+
+
+def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
+    """Return the length of each sample: by column, else by the length of its main input.
+
+    Without a column of a dataset that has columns, every sample is fetched once.
+
+    Raises:
+        ConfigError: samples have neither.
+    """
+    if column in (getattr(dataset, "column_names", None) or ()):
+        return [int(one) for one in dataset[column]]
+    first = dataset[0]
+    if isinstance(first, Mapping) and column in first:
+        return [int(dataset[index][column]) for index in range(len(dataset))]
+    if not isinstance(first, Mapping) or not hasattr(first.get(name), "__len__"):
+        raise ConfigError(
+            f"samples of `{type(dataset).__name__}` do not say how long they are: give them "
+            f"`{column}` (`length_column_name`) or `{name}`, or another `train_sampling_strategy`"
+        )
+    return [len(dataset[index][name]) for index in range(len(dataset))]
