@@ -47,6 +47,7 @@ CATCH_ALL = {
     "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
     "resilient/agent/bootstrap.py",  # the worker's edge: what it died of is reported
+    "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
     "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }
 

@@ -167,6 +167,7 @@ def restore(
         "optimizer": run.optimizer,
         "lr_scheduler": run.scheduler,
         "train_dataloader": run.loader,
+        "emit": run.saver.emit,
     }
     state.max_steps = planned
     state.num_train_epochs = plan.planned_epochs(hooks.args, run.deal)

@@ -11,8 +11,9 @@ from resilient.state.capture import Part, Stateful
 from resilient.train import results
 from resilient.train.arguments import TrainingArguments
 from resilient.train.assembly import RESERVED
-from resilient.train.callbacks import CallbackHandler, TrainerCallback, default_callbacks
+from resilient.train.callbacks import CallbackHandler, TrainerCallback
 from resilient.train.collate import default_data_collator
+from resilient.train.default_callbacks import default_callbacks
 from resilient.train.export import gather_state, write_model
 from resilient.train.precision import Precision
 from resilient.train.predicting import TrainerPrediction
@@ -73,8 +74,8 @@ class TrainerBase(TrainerPrediction):
         self.callback_handler = CallbackHandler(
             default_callbacks(self.args, callbacks), self.args, self.state, self.control
         )
-        self.callback_handler.context["model"] = self.model
         self._emit = self.session.emit
+        self.callback_handler.context |= {"model": self.model, "emit": self._emit}
         self._registered: dict[str, Part] = {}
         self.learn_losses()
         self.callback_handler.fire("on_init_end")

@@ -51,7 +51,8 @@ class TrainerCallback:
 
     Every method takes ``(args, state, control, **kwargs)``; kwargs hold ``model``, ``optimizer``,
     ``lr_scheduler``, ``train_dataloader``, ``eval_dataloader``, and ``logs`` or ``metrics`` where
-    there are any. A callback with ``state_dict`` and ``load_state_dict`` is saved and restored.
+    there are any, and ``emit``, which tells an event. A callback with ``state_dict`` and
+    ``load_state_dict`` is saved and restored; one with ``close`` is closed when ``train`` is left.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
@@ -144,6 +145,13 @@ class CallbackHandler:
             returned = listener(*self._first, **self.context, **more)
             if isinstance(returned, TrainerControl) and returned is not self.control:
                 self.control.load_state_dict(vars(returned))
+
+    def close(self) -> None:
+        """Call the ``close`` of those that have one: ``train`` is left, in whatever way."""
+        for one in self.callbacks:
+            close = getattr(one, "close", None)
+            if close is not None:
+                close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the control flags and the state of every callback that has one, by name."""
@@ -332,11 +340,3 @@ class EarlyStoppingCallback(TrainerCallback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back the counter."""
         self.early_stopping_patience_counter = state_dict["early_stopping_patience_counter"]
-
-
-def default_callbacks(
-    args: TrainingArguments, more: Iterable[TrainerCallback | type[TrainerCallback]]
-) -> list[TrainerCallback | type[TrainerCallback]]:
-    """Return the built-in callbacks around those of the user, in the field's order."""
-    wants_bar = not args.disable_tqdm if args.disable_tqdm is not None else sys.stderr.isatty()
-    return [DefaultFlowCallback, *more, *([ProgressCallback] if wants_bar else [])]

@@ -76,6 +76,7 @@ class Trainer(TrainerBase):
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
         with ExitStack() as stack:
+            stack.callback(self.callback_handler.close)
             run = assemble(self, self.state, self.callback_handler, self._registered)
             stack.callback(run.close)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)

@@ -44,7 +44,6 @@ NAMES_NOT_YET: dict[str, set[str]] = {
         "underflow_overflow",
     },
     "report_to": {
-        "all",
         "azure_ml",
         "clearml",
         "codecarbon",
@@ -53,12 +52,9 @@ NAMES_NOT_YET: dict[str, set[str]] = {
         "dvclive",
         "flyte",
         "kubeflow",
-        "mlflow",
         "neptune",
         "swanlab",
-        "tensorboard",
         "trackio",
-        "wandb",
     },
 }
 
@@ -102,7 +98,7 @@ NEVER: dict[str, dict[str, str]] = {
 
 # What to do instead, as long as an argument is refused.
 INSTEAD = {
-    "report_to": "trackers are callbacks: give them as `callbacks` of the Trainer",
+    "report_to": "or give a tracker of your own as `callbacks=[Reporting(...)]`",
     "torch_compile": "compile parts of the model before the Trainer gets it",
     "push_to_hub": "push what `save_model` wrote with huggingface_hub",
 }

@@ -1,0 +1,141 @@
+"""One tracker's thread: what a tool raises, or how long it takes, is no concern of training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from resilient.events import Event, Level
+from resilient.train.trackers.points import Curve, points_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from resilient.train.trackers.tracker import Opening, Tracker
+
+# A log entry is small; a tool that is this far behind is not coming back.
+_INBOX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerFailed(Event):
+    """A tracker raised, or was too slow; told once in a life."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tracker: str
+    reason: str
+
+    def line(self) -> str:
+        """Say what failed, and that nothing else did."""
+        return (
+            f"{self.tracker} does not draw all of this run: {self.reason}; training and "
+            "checkpoints are not affected, and the next life sends what is missing"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerOpened(Event):
+    """A tracker began a run, or went on with one."""
+
+    tracker: str
+    run_id: str
+    since: int
+
+    def line(self) -> str:
+        """Say which run, and from where."""
+        where = f" from step {self.since}" if self.since else ""
+        return f"{self.tracker} draws run {self.run_id}{where}"
+
+
+class Courier:
+    """Brings logs to one tracker, in the order given, from a thread of its own.
+
+    Args:
+        tracker: used by that thread alone.
+        saved: what an earlier life's :meth:`state_dict` said.
+        tell: where events go.
+    """
+
+    def __init__(
+        self, tracker: Tracker, saved: Mapping[str, Any], tell: Callable[[Event], None]
+    ) -> None:
+        self._tracker = tracker
+        self._tell = tell
+        self._inbox: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue(_INBOX)
+        self._curve = Curve(None)
+        self._landed = int(saved.get("step", 0))
+        self._run_id = str(saved.get("run_id", ""))
+        self._is_open = False
+        self._failed = threading.Lock()
+        self._started, self._finished = threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._work, name=f"tracker-{tracker.name}", daemon=True)
+        thread.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id in the tool, and the last step up to which the tool has all."""
+        return {"run_id": self._tracker.run_id or self._run_id, "step": self._landed}
+
+    def open(
+        self, opening: Opening, history: Sequence[Mapping[str, Any]], within_seconds: float
+    ) -> None:
+        """Open the run and send what the tool lacks of ``history``; wait for it a little."""
+        self._put(self._start, opening, history)
+        self._started.wait(within_seconds)
+
+    def post(self, logs: Mapping[str, Any], step: int) -> None:
+        """Send one log entry; returns at once."""
+        self._put(self._send, dict(logs), step)
+
+    def close(self, within_seconds: float, *, completed: bool) -> None:
+        """Wait until all is sent and the run is closed, but not for ever."""
+        self._put(self._finish, completed)
+        if not self._finished.wait(within_seconds):
+            self._fail(f"it was not done {within_seconds:g} s after training")
+
+    def _put(self, action: Callable[..., None], *given: Any) -> None:
+        try:
+            self._inbox.put_nowait((action, given))
+        except queue.Full:
+            self._fail(f"it is {_INBOX} entries behind, the newest are dropped")
+
+    def _work(self) -> None:
+        while not self._finished.is_set():
+            action, given = self._inbox.get()
+            try:
+                action(*given)
+            except Exception as error:  # noqa: BLE001 - whatever a tool raises, training goes on
+                self._fail(f"{type(error).__name__}: {error}")
+            finally:
+                if action == self._finish:
+                    self._finished.set()
+                self._started.set()
+
+    def _start(self, opening: Opening, history: Sequence[Mapping[str, Any]]) -> None:
+        held = self._tracker.start(opening)
+        self._is_open = True
+        self._curve = Curve(held)
+        self._tell(TrackerOpened(self._tracker.name, self._tracker.run_id, opening.since))
+        for entry in history:
+            step = int(entry.get("step", 0))
+            if held is not None or step >= opening.since:
+                self._send(entry, step)
+
+    def _send(self, logs: Mapping[str, Any], step: int) -> None:
+        if not self._is_open:
+            return
+        points = self._curve.new(points_of(logs, self._tracker.spell), step)
+        if points:
+            self._tracker.log(points, step)
+        if not self._failed.locked():
+            self._landed = max(self._landed, step)
+
+    def _finish(self, completed: bool) -> None:  # noqa: FBT001 - it comes through the inbox
+        if self._is_open:
+            self._tracker.finish(completed=completed)
+
+    def _fail(self, reason: str) -> None:
+        """Tell the first failure; from then on the tool may lack steps that came later."""
+        if self._failed.acquire(blocking=False):
+            self._tell(TrackerFailed(self._tracker.name, reason))

@@ -1,0 +1,121 @@
+"""MLflow: one run by its id; what its store has of a metric is not logged again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.tracker import Held, Tracker, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Opening
+
+_BATCH = 100
+_YES = {"1", "ON", "TRUE", "YES"}
+
+
+class MLflow(Tracker):
+    """Logs to ``MLFLOW_TRACKING_URI``, with the names of metrics as they are (``eval_loss``).
+
+    ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS``, ``MLFLOW_FLATTEN_PARAMS`` and
+    ``MLFLOW_MAX_LOG_PARAMS`` hold. The run is open in our thread only: log beside us with
+    ``MlflowClient`` and the run's id.
+    """
+
+    name = "mlflow"
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    def start(self, opening: Opening) -> Held | None:
+        """Create the run or reopen it, and say what its store has."""
+        self._client = load("mlflow").MlflowClient()
+        wanted = opening.run_id or os.environ.get("MLFLOW_RUN_ID", "")
+        run = self._find(wanted) if wanted else None
+        if run is not None:
+            self._client.update_run(wanted, status="RUNNING")
+        else:
+            run = self._create(opening)
+        self.run_id = run.info.run_id
+        self._log_params(opening, run.data.params)
+        return Held({name: self._last_step(name) for name in run.data.metrics}) if wanted else None
+
+    def log(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Log numbers; MLflow has no place for texts over steps."""
+        entities = load("mlflow.entities")
+        now_ms = int(datetime.now(tz=UTC).timestamp() * 1000)
+        made = [
+            entities.Metric(name, value, now_ms, step)
+            for name, value in metrics.items()
+            if not isinstance(value, str)
+        ]
+        self._client.log_batch(self.run_id, metrics=made)
+
+    def finish(self, *, completed: bool) -> None:
+        """Say how the run ended; one that was cut off is reopened by the next life."""
+        self._client.set_terminated(self.run_id, "FINISHED" if completed else "KILLED")
+
+    def spell(self, name: str) -> str:
+        """Return the name with what MLflow refuses replaced."""
+        return re.sub(r"[^0-9A-Za-z_\-. :/]", "_", name)
+
+    def _find(self, run_id: str) -> Any:
+        """Return a run, or None if this store does not have it."""
+        exceptions = load("mlflow.exceptions")
+        try:
+            return self._client.get_run(run_id)
+        except exceptions.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        return None
+
+    def _create(self, opening: Opening) -> Any:
+        tags = json.loads(os.environ.get("MLFLOW_TAGS") or "{}")
+        name = opening.trial_name or opening.args.run_name
+        return self._client.create_run(self._experiment(), run_name=name, tags=tags)
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not name:
+            return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def _log_params(self, opening: Opening, there: Mapping[str, str]) -> None:
+        """Log what is not there: parameters of a run never change in MLflow."""
+        entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
+        params = _params(opening.config())
+        new = [
+            entities.Param(name, text)
+            for name, text in params.items()
+            if name not in there and len(text) <= checks.MAX_PARAM_VAL_LENGTH
+        ]
+        for at in range(0, len(new), _BATCH):
+            self._client.log_batch(self.run_id, params=new[at : at + _BATCH])
+
+    def _last_step(self, name: str) -> int:
+        return max(int(one.step) for one in self._client.get_metric_history(self.run_id, name))
+
+
+def _params(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters as texts, as many as the environment allows."""
+    if os.environ.get("MLFLOW_FLATTEN_PARAMS", "").upper() in _YES:
+        config = dict(_flat(config))
+    most = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
+    kept = list(config.items())[: int(most)] if most.isdigit() else config.items()
+    return {name: str(value) for name, value in kept}
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            pairs += _flat(value, f"{above}{name}.")
+        else:
+            pairs.append((f"{above}{name}", value))
+    return pairs

@@ -1,0 +1,83 @@
+"""TensorBoard: event files in a folder; what comes again is purged when they are read."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.tracker import Held, Tracker, as_json, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Opening
+
+
+class TensorBoard(Tracker):
+    """Writes to ``logging_dir``, ``TENSORBOARD_LOGGING_DIR`` or ``output_dir/runs/<date>_<host>``.
+
+    The run's id is the folder's name below ``output_dir/runs``.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def start(self, opening: Opening) -> Held | None:
+        """Write into the folder from ``since`` on; TensorBoard then shows nothing older there."""
+        is_resumed = bool(opening.run_id)
+        self.run_id = opening.run_id or _new_name(Path(opening.args.output_dir) / "runs")
+        folder = _folder(opening, self.run_id)
+        is_gone = is_resumed and not _has_events(folder)
+        self._writer = _writer_class()(folder, purge_step=opening.since)
+        if is_gone or not is_resumed:
+            self._writer.add_text("args", as_json(opening.args.to_dict()))
+            said = getattr(opening.model, "config", None)
+            if said is not None:
+                self._writer.add_text("model_config", as_json(opening.config()))
+        self._writer.flush()
+        # On another machine the folder may be empty: the whole history goes there.
+        return Held() if is_gone else None
+
+    def log(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Append scalars and texts, and flush them to the file."""
+        for name, value in metrics.items():
+            add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
+            add(name, value, step)
+        self._writer.flush()
+
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - the file is the same
+        """Close the file."""
+        self._writer.close()
+
+
+def _folder(opening: Opening, name: str) -> str:
+    given = opening.args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    if given:
+        return str(Path(given).expanduser()) if "://" not in given else given
+    folder = Path(opening.args.output_dir) / "runs" / name
+    return str(folder / opening.trial_name if opening.trial_name else folder)
+
+
+def _new_name(runs: Path) -> str:
+    """Return the field's name for a run of now, with a number if it is taken."""
+    name = f"{datetime.now(tz=UTC).astimezone():%b%d_%H-%M-%S}_{socket.gethostname()}"
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(one for one in names if not (runs / one).exists())
+
+
+def _has_events(folder: str) -> bool:
+    """Say whether there is something to go on from; a bucket is taken to hold it."""
+    return "://" in folder or any(Path(folder).glob("*tfevents*"))
+
+
+def _writer_class() -> Any:
+    try:
+        return load("torch.utils.tensorboard").SummaryWriter
+    except ImportError:
+        return load("tensorboardX").SummaryWriter

@@ -1,0 +1,112 @@
+"""Weights & Biases: one run by its id; the service, or its files, say which steps are there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import string
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.points import SINGLE_VALUES
+from resilient.train.trackers.tracker import Held, Tracker, load
+from resilient.train.trackers.wandb_file import has_ended, last_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Opening
+
+_AXIS = "train/global_step"
+_POLLS, _POLL_SECONDS = 100, 0.02
+
+
+class WeightsAndBiases(Tracker):
+    """Draws into ``WANDB_PROJECT`` (``huggingface``); W&B's own variables hold as well.
+
+    A run that the script opened itself is used and left open. W&B counts steps of its own, which
+    must not go back: log beside us with ``wandb.log(..., step=state.global_step)``.
+    """
+
+    name = "wandb"
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._is_ours = True
+
+    def start(self, opening: Opening) -> Held | None:
+        """Open the run or go on with it; W&B refuses steps that it has."""
+        wandb = load("wandb")
+        self._is_ours = wandb.run is None
+        self.run_id = opening.run_id or os.environ.get("WANDB_RUN_ID") or _new_id()
+        self._run = wandb.run or wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "huggingface"),
+            id=self.run_id,
+            resume="allow",
+            **_named(opening),
+        )
+        self.run_id = self._run.id
+        self._run.config.update(opening.config(), allow_val_change=True)
+        self._run.define_metric(_AXIS)
+        self._run.define_metric("*", step_metric=_AXIS, step_sync=True)
+        self._watch(opening)
+        if not opening.run_id:
+            return None
+        files = _other_files(self._run)
+        return Held(last_steps(files), floor=int(self._run.step) - 1)
+
+    def log(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Add to the row of this step; what is said once for a run goes to its summary."""
+        row: dict[str, float | str] = {}
+        for name, value in metrics.items():
+            short = name.removeprefix("train/")
+            if short in SINGLE_VALUES:
+                self._run.summary[short] = value
+            else:
+                row[name] = value
+        if row:
+            self._run.log({**row, _AXIS: step}, step=step)
+
+    def finish(self, *, completed: bool) -> None:
+        """Upload the rest; a run that was cut off is marked as one that will go on."""
+        if not self._is_ours:
+            return
+        if not completed:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if completed else 1)
+        if self._run.offline:
+            _await_end(Path(self._run.settings.sync_file))
+
+    def _watch(self, opening: Opening) -> None:
+        wanted = os.environ.get("WANDB_WATCH", "false")
+        if wanted in ("all", "parameters", "gradients") and opening.model is not None:
+            often = max(100, int(opening.args.logging_steps))
+            self._run.watch(opening.model, log=wanted, log_freq=often)
+
+
+def _named(opening: Opening) -> dict[str, str]:
+    args = opening.args
+    if opening.trial_name is not None:
+        return {"name": opening.trial_name, "group": args.run_name or args.output_dir}
+    return {"name": args.run_name} if args.run_name else {}
+
+
+def _new_id() -> str:
+    letters = string.ascii_lowercase + string.digits
+    return "".join(secrets.choice(letters) for _ in range(8))
+
+
+def _await_end(file: Path) -> None:
+    """Wait until W&B's own process has written the end: a next life in this one reads the file."""
+    for _ in range(_POLLS):
+        if has_ended(file):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _other_files(run: Any) -> list[Path]:
+    """Return what earlier lives wrote of this run without a network, oldest first."""
+    mine = Path(str(run.settings.sync_file))
+    found = mine.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
+    return sorted(one for one in found if one != mine)

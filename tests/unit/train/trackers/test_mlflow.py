@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+pytest.importorskip("mlflow")
+pytest.importorskip("sqlalchemy")
+from models import make_trainer
+
+DEATHS = [6, 14, 22]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def store(tmp_path_factory):
+    """Make one database for all tests: its tables take seconds."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = tmp_path_factory.mktemp("mlflow")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        patch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "none")
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        import mlflow
+
+        yield mlflow.MlflowClient()
+
+
+def runs_of(store, name):
+    return store.search_runs([store.get_experiment_by_name(name).experiment_id])
+
+
+def read(store, run):
+    return sorted(
+        (name, one.step, one.value)
+        for name in run.data.metrics
+        for one in store.get_metric_history(run.info.run_id, name)
+    )
+
+
+def test_three_deaths_leave_one_run_with_the_unbroken_runs_curve(
+    lives, store, monkeypatch, timeless
+):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "unbroken")
+    lives("unbroken", [], report_to="mlflow")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "broken")
+    lives("broken", DEATHS, report_to="mlflow")
+    (straight,), (run,) = runs_of(store, "unbroken"), runs_of(store, "broken")
+    curve = read(store, run)
+    assert timeless(curve) == timeless(read(store, straight))
+    assert len(curve) == len({point[:2] for point in curve})
+    assert {"loss", "eval_loss", "train_loss"} <= set(run.data.metrics)
+    assert run.info.status == "FINISHED"
+
+
+def test_the_run_has_what_arguments_and_environment_say(repository, tmp_path, store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
+    monkeypatch.setenv("MLFLOW_TAGS", '{"team": "vision"}')
+    monkeypatch.setenv("MLFLOW_MAX_LOG_PARAMS", "3")
+    make_trainer(tmp_path, report_to="mlflow", run_name="mine", max_steps=4).train()
+    (run,) = runs_of(store, "named")
+    assert run.info.run_name == "mine"
+    assert run.data.tags["team"] == "vision"
+    assert len(run.data.params) == 3
+
+
+def test_a_store_that_lost_the_run_gets_the_whole_history(lives, store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "before")
+
+    def move():
+        if store.get_experiment_by_name("before"):
+            (run,) = runs_of(store, "before")
+            monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "after")
+            store.delete_run(run.info.run_id)
+            _purge(store, run.info.run_id)
+        return []
+
+    lives("moved", [14], report_to="mlflow", callbacks=move)
+    (run,) = runs_of(store, "after")
+    assert [step for name, step, _ in read(store, run) if name == "loss"] == [*range(3, 27, 3)]
+
+
+def _purge(store, run_id):
+    store._tracking_client.store._hard_delete_run(run_id)
+
+
+def test_the_environment_switches_it_off(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
+    trainer = make_trainer(tmp_path, report_to="mlflow", max_steps=4)
+    trainer.train()
+    assert trainer.callback_handler.callbacks[1].state_dict() == {}
