@@ -24,6 +24,8 @@ _HOMES = {
     "Retention": "resilient.vault.registry.retention",
     "EarlyStoppingCallback": "resilient.train.callbacks",
     "EvalPrediction": "resilient.train.evaluation",
+    "PrinterCallback": "resilient.train.bars",
+    "ProgressCallback": "resilient.train.bars",
     "Tracker": "resilient.train.trackers",
     "Trainer": "resilient.train.trainer",
     "TrainerCallback": "resilient.train.callbacks",

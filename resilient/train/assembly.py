@@ -10,6 +10,7 @@ from resilient.errors import ConfigError
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.train import plan, schedules
+from resilient.train.compiling import compile_in_place
 from resilient.train.counting import Counter, TokenCount
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.interop.taking import require_origin, take_over
@@ -57,6 +58,7 @@ def assemble(
     hooks.require_counting()
     cursor, deal = _place_in_data(hooks)
     strategy = strategy_for(args, session.device, session.world.size, hooks.model)
+    compile_in_place(args, hooks.model)
     topic, model = session.next_topic(), strategy.prepare(hooks.model)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
     optimizer = hooks.create_optimizer()

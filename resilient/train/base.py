@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ from resilient.train.run import set_seed
 from resilient.train.session import open_session
 from resilient.train.settings import settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
+from resilient.train.weights import load_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -121,6 +123,27 @@ class TrainerBase(TrainerPrediction):
         state = gather_state(self.model, keep=self.state.is_world_process_zero)
         if self.state.is_world_process_zero:
             write_model(self.model, state, Path(output_dir or self.args.output_dir))
+
+    def load_model(self, checkpoint: str) -> str:
+        """Load only the weights of a checkpoint, of any run of this model. Collective.
+
+        Nothing else is restored: what is trained next begins at step 0 (``train(False)``, or in an
+        output folder of its own). Call it before ``train``.
+
+        Args:
+            checkpoint: its path (``runs/other/checkpoint-120``), its repository (the newest), or
+                its name in this trainer's own.
+
+        Returns:
+            The folder's name of the checkpoint.
+
+        Raises:
+            RepositoryNotFound: nothing was ever saved there.
+            NothingToResume: there is no such checkpoint.
+            IntegrityError: it is damaged; the model is as it was.
+            IncompatibleCheckpoint: it holds another model.
+        """
+        return load_weights(self.session, self.model, os.fspath(checkpoint))
 
     def save_state(self) -> None:
         """Write ``trainer_state.json`` into the output folder, on rank zero."""

@@ -13,10 +13,7 @@ Order of events::
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-from tqdm.auto import tqdm
 
 from resilient.errors import ConfigError
 from resilient.train.state import TrainerControl
@@ -222,72 +219,6 @@ class DefaultFlowCallback(TrainerCallback):
             control.should_evaluate = True
         if args.save_strategy == "epoch":
             control.should_save = True
-
-
-class ProgressCallback(TrainerCallback):
-    """A progress bar on rank zero that goes on from the resumed step."""
-
-    def __init__(self) -> None:
-        self.training_bar: Any = None
-        self.prediction_bar: Any = None
-
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Open the bar at the step that training goes on from."""
-        if state.is_world_process_zero:
-            self.training_bar = tqdm(
-                total=state.max_steps, initial=state.global_step, dynamic_ncols=True
-            )
-
-    def on_step_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Move the bar by one step."""
-        if self.training_bar is not None:
-            self.training_bar.update(1)
-
-    def on_prediction_step(
-        self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any
-    ) -> None:
-        """Move a second bar, which lives as long as an evaluation."""
-        if not state.is_world_process_zero:
-            return
-        if self.prediction_bar is None:
-            self.prediction_bar = tqdm(
-                total=len(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True
-            )
-        self.prediction_bar.update(1)
-
-    def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Close the second bar."""
-        if self.prediction_bar is not None:
-            self.prediction_bar.close()
-        self.prediction_bar = None
-
-    on_predict = on_evaluate
-
-    def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Show the numbers beside the bar."""
-        if self.training_bar is not None:
-            self.training_bar.set_postfix(_short(kwargs["logs"]))
-
-    def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Close the bar."""
-        if self.training_bar is not None:
-            self.training_bar.close()
-        self.training_bar = None
-
-
-class PrinterCallback(TrainerCallback):
-    """Writes the logs to standard output on rank zero."""
-
-    def on_log(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Write one line."""
-        if state.is_world_process_zero:
-            sys.stdout.write(f"{_short(kwargs['logs'])}\n")
-
-
-def _short(logs: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()
-    }
 
 
 class EarlyStoppingCallback(TrainerCallback):

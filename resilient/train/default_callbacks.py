@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resilient.train.callbacks import DefaultFlowCallback, ProgressCallback
+from resilient.train.bars import ProgressCallback
+from resilient.train.callbacks import DefaultFlowCallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

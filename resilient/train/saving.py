@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from resilient.vault.reading.choose import Resumed
 
 _WARM_AT = 2
+_MODEL_ONLY = ("model", "trainer_state")
 
 
 @dataclass(slots=True)
@@ -98,7 +99,15 @@ class Saver:
 
         Raises:
             ConfigError: one differs that cannot.
+            IncompatibleCheckpoint: it was saved to hold the model alone.
         """
+        if config.get("save_only_model"):
+            raise IncompatibleCheckpoint(
+                "the checkpoint holds only a model (`save_only_model`), and training cannot go on "
+                "from that: take an older one that is whole, or begin anew from its weights with "
+                "`trainer.load_model(...)` and `trainer.train(False)`",
+                hint="resilient ckpt ls --all",
+            )
         changes = changes_between(config, self._args.to_dict())
         if changes:
             self.emit(ArgumentsChanged(changes))
@@ -134,7 +143,7 @@ class Saver:
         self._checkpointer.before_update()
         self._updates += 1
         if self._updates == _WARM_AT and self._args.save_strategy != "no":
-            self._checkpointer.warm(self.parts)
+            self._checkpointer.warm(self._saved_parts)
 
     def found_best(self) -> None:
         """Remember that the model of this step is the best, if a checkpoint holds it already."""
@@ -173,11 +182,18 @@ class Saver:
         """Let go of the repository."""
         self._checkpointer.close()
 
+    @property
+    def _saved_parts(self) -> dict[str, Part]:
+        """What a checkpoint holds: all, or the model and its history (``save_only_model``)."""
+        if not self._args.save_only_model:
+            return self.parts
+        return {name: self.parts[name] for name in _MODEL_ONLY}
+
     def _save_once(self, step: int) -> CheckpointId:
         keep = [self.best.checkpoint] if self.best.checkpoint else []
         about = replace(self._about(), metrics=self._state.measured())
         return self._checkpointer.save(
-            step, self.parts, about, keep=keep, overlap=self._args.save_overlap
+            step, self._saved_parts, about, keep=keep, overlap=self._args.save_overlap
         )
 
     def _name_best(self, checkpoint: CheckpointId) -> None:

@@ -13,8 +13,8 @@ How to switch an argument on when its feature is there:
 * say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
   flip the rows of ``docs/parity.md``.
 
-What depends on another argument needs no line of its own: ``torch_compile_mode`` is refused with
-``torch_compile``, ``hub_token`` does nothing without ``push_to_hub``.
+What depends on another argument needs no line of its own: ``hub_token`` does nothing without
+``push_to_hub``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "fp16_full_eval": (False,),
     "parallelism_config": (None, {}),
     "push_to_hub": (False,),
-    "save_only_model": (False,),
     "skip_memory_metrics": (True,),
-    "torch_compile": (False,),
     "torch_empty_cache_steps": (None,),
     "use_liger_kernel": (False,),
     "accelerator_config": (None, {}),
@@ -99,6 +97,5 @@ NEVER: dict[str, dict[str, str]] = {
 # What to do instead, as long as an argument is refused.
 INSTEAD = {
     "report_to": "or give a tracker of your own as `callbacks=[Reporting(...)]`",
-    "torch_compile": "compile parts of the model before the Trainer gets it",
     "push_to_hub": "push what `save_model` wrote with huggingface_hub",
 }

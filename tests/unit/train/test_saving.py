@@ -109,7 +109,7 @@ def test_a_damaged_best_model_is_told_and_the_run_is_finished(tmp_path, reposito
 def test_a_best_model_that_was_never_saved_is_told(tmp_path, repository, capsys):
     trainer = make_trainer(tmp_path, **{**BEST, "save_steps": 4, "max_steps": 8})
     rising = iter([1.0, 2.0, 5.0, 3.0])
-    trainer.evaluate = lambda: {"eval_loss": next(rising)}
+    trainer.evaluate = lambda **_: {"eval_loss": next(rising)}
     trainer.train()
     assert (trainer.state.best_global_step, trainer.state.best_model_checkpoint) == (
         6,
