@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
+from resilient.errors import ConfigError
 from resilient.strategies.buffers import broadcast_buffers
+from resilient.strategies.compression import Compression, compress
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from resilient.state.capture import Part
     from resilient.strategies.strategy import Bound, Updates
 
 
@@ -29,6 +33,9 @@ class FixedBuckets(DistributedDataParallel):
     the last bits from the same step of an unbroken run. Here the layout is the reverse of the
     order of registration from the start, and final. ``tests/process/test_ddp.py`` proves it.
     """
+
+    parts: dict[str, Part]
+    """What a communication hook keeps between steps."""
 
     def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:
         built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -50,28 +57,56 @@ class DdpStrategy:
         device: where this rank's replica is.
         find_unused_parameters: see torch.
         bucket_cap_mb: size of gradient buckets; None leaves it to torch.
+        broadcast_buffers: begin forward passes with the buffers of rank 0.
+        static_graph: see torch.
+        sync_each_batch: add gradients up over ranks after every micro-batch.
+        compression: how gradients are sent.
     """
 
     device: torch.device
     find_unused_parameters: bool = False
     bucket_cap_mb: float | None = None
+    broadcast_buffers: bool = True
+    static_graph: bool = False
+    sync_each_batch: bool = False
+    compression: Compression = field(default_factory=Compression)
     name: str = "ddp"
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Wrap the model and give every rank the parameters and buffers of rank 0. Collective."""
+        """Wrap the model and give every rank the parameters and buffers of rank 0. Collective.
+
+        Raises:
+            ConfigError: buffers are to differ between ranks.
+        """
+        self._check_buffers(model)
         wrapped = FixedBuckets(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
+            broadcast_buffers=self.broadcast_buffers,
+            static_graph=self.static_graph,
         )
-        if not self.find_unused_parameters:  # otherwise DDP keeps its first layout
+        # Otherwise DDP keeps its first layout.
+        if self.static_graph or not self.find_unused_parameters:
             wrapped.fix_buckets()
+        numbers = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        layout = f"{self.compression.hook} {self.bucket_cap_mb} {numbers}"
+        wrapped.parts = compress(wrapped, self.compression, layout)
         return wrapped
+
+    def _check_buffers(self, model: nn.Module) -> None:
+        names = [name for name, _ in model.named_buffers()]
+        if names and not self.broadcast_buffers:
+            raise ConfigError(
+                f"`ddp_broadcast_buffers`=False would let {names[0]} and {len(names) - 1} more "
+                "buffers differ between ranks, of which a checkpoint holds one: leave it out"
+            )
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
         """Return the model as it is and what makes its steps."""
-        return bind_plainly(self, model, optimizer, updates)
+        bound = bind_plainly(self, model, optimizer, updates)
+        return replace(bound, parts={**bound.parts, **cast("FixedBuckets", model).parts})
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module inside."""
@@ -79,6 +114,8 @@ class DdpStrategy:
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return DDP's context without reduction."""
+        if self.sync_each_batch:
+            return nullcontext()
         return cast("DistributedDataParallel", model).no_sync()
 
     def align(self, model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from resilient.errors import ConfigError
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
+from resilient.strategies.compression import PARTS
 from resilient.train import plan, schedules
 from resilient.train.compiling import compile_in_place
 from resilient.train.counting import Counter, TokenCount
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from resilient.state.capture import Stateful
-    from resilient.strategies.strategy import Updates
+    from resilient.strategies.strategy import Strategy, Updates
     from resilient.train.callbacks import CallbackHandler
     from resilient.train.data import Deal
     from resilient.train.hooks import TrainerHooks
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # The parts of ours, in the order in which they are loaded.
 RESERVED = (
     *("model", "optimizer", "scheduler", "scaler"),
+    *PARTS,
     *("trainer_state", "data", "callbacks", "meters", "best", "rng_state"),
 )
 
@@ -57,14 +59,12 @@ def assemble(
     args, session = hooks.args, hooks.session
     hooks.require_counting()
     cursor, deal = _place_in_data(hooks)
-    strategy = strategy_for(args, session.device, session.world.size, hooks.model)
-    compile_in_place(args, hooks.model)
-    topic, model = session.next_topic(), strategy.prepare(hooks.model)
+    topic, strategy = session.next_topic(), _wrap(hooks)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
     optimizer = hooks.create_optimizer()
     scheduler = hooks.create_scheduler(state.max_steps, optimizer)
     schedules.require_evaluations(args, scheduler)
-    bound = strategy.bind(model, optimizer, Precision(args, session.device))
+    bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
     filters = args.logging_nan_inf_filter
     meters, best = Meters(session.device, session.world.size, filters=filters), Best()
@@ -104,6 +104,15 @@ def assemble(
         accumulation=args.gradient_accumulation_steps,
         farewell=partial(say_farewell, session.gang, topic),
     )
+
+
+def _wrap(hooks: TrainerHooks) -> Strategy:
+    """Make the model what is trained, and return how it is parallel. Collective."""
+    args, session = hooks.args, hooks.session
+    hooks.strategy = strategy_for(args, session.device, session.world.size, hooks.model)
+    compile_in_place(args, hooks.model)
+    hooks.model_wrapped = hooks._wrap_model(hooks.model)  # noqa: SLF001 - the field's name
+    return hooks.strategy
 
 
 def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:

@@ -59,6 +59,7 @@ class TrainerBase(TrainerPrediction):
         settle_process(self.args, self.session.device)
         settle_model(self.args, model)
         self.model = model.to(self.session.device)
+        self.model_wrapped = self.model
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or default_data_collator

@@ -29,6 +29,7 @@ from resilient.train.evaluation import Share, eval_loader
 from resilient.train.orders import Sampling, sampling_for
 from resilient.train.pruning import PruningCollator, prune_dataset, taken_columns
 from resilient.train.stepping import LossHooks
+from resilient.train.wrapping import WrappingHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-class TrainerHooks(LossHooks):
+class TrainerHooks(WrappingHooks, LossHooks):
     """The overridable half of :class:`resilient.Trainer`, with the field's names.
 
     Attributes:

@@ -8,7 +8,12 @@ from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
 from resilient.strategies.recomputing import recompute
 from resilient.strategies.single import SingleStrategy
-from resilient.train.arguments.distribution import fsdp_options, recomputing
+from resilient.train.arguments.distribution import (
+    compression_of,
+    fsdp_options,
+    recomputing,
+    syncs_each_batch,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +46,15 @@ def strategy_for(
         from resilient.strategies.fsdp import FsdpStrategy
 
         return FsdpStrategy(device, fsdp_options(args))
-    return DdpStrategy(device, bool(args.ddp_find_unused_parameters), args.ddp_bucket_cap_mb)
+    return DdpStrategy(
+        device,
+        bool(args.ddp_find_unused_parameters),
+        args.ddp_bucket_cap_mb,
+        args.ddp_broadcast_buffers is not False,
+        bool(args.ddp_static_graph),
+        syncs_each_batch(args),
+        compression_of(args),
+    )
 
 
 def _refuse_alone(args: TrainingArguments) -> None:

@@ -191,6 +191,11 @@ def open_session(args: TrainingArguments) -> Session:
 def _backend(args: TrainingArguments, world: World) -> Backend:
     """Return how the ranks compute together, and bind this process to its GPU."""
     device = choose_device(world, use_cpu=args.use_cpu)
+    if args.ddp_backend == "nccl" and device.type != "cuda":
+        raise ConfigError(
+            "`ddp_backend`='nccl' needs a GPU for each rank, and this one trains on the CPU",
+            hint="leave it out, or write gloo",
+        )
     return Backend(args.ddp_backend or _backend_for(args, device), args.ddp_timeout)
 
 

@@ -73,8 +73,9 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Blocks between a first layer and a head; uneven, so that shards are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare=False) -> None:
         super().__init__()
+        self.spare = nn.Linear(2, 2) if spare else None  # never used
         self.first = nn.Linear(8, 10)
         self.blocks = nn.ModuleList(Block(10) for _ in range(3))
         self.head = nn.Linear(10, 3)
@@ -92,10 +93,12 @@ class Sent:
 
     def __init__(self) -> None:
         self.dtypes: dict[str, set[str]] = {name: set() for name in _COLLECTIVES}
+        self.numbers = dict.fromkeys(_COLLECTIVES, 0)
         for name in _COLLECTIVES:
             setattr(dist, name, partial(self._call, name, getattr(dist, name)))
 
     def _call(self, name, collective, *tensors, **options):
+        self.numbers[name] += sum(one.numel() for one in tensors if isinstance(one, torch.Tensor))
         # The last tensor is what a rank gives.
         given = [one for one in tensors if isinstance(one, torch.Tensor)] or [options["input"]]
         if given[-1].is_floating_point() and given[-1].numel() > 8:
@@ -110,6 +113,7 @@ class Watch(TrainerCallback):
         self._folder = folder
         self._die_after = die_after
         self._sent = Sent()
+        self.trainer = None
         self._gathered = set()
 
     def on_train_begin(self, args, state, control, /, **context):
@@ -145,7 +149,9 @@ class Watch(TrainerCallback):
             "dtypes": sorted(set().union(*(block.dtypes for block in model.blocks))),
             "after_forward": sorted(self._gathered),
             "sent": {name: sorted(dtypes) for name, dtypes in self._sent.dtypes.items()},
+            "numbers": self._sent.numbers,
             "strategy": _details(model),
+            "ddp": _ddp_details(self.trainer.model_wrapped),
         }
         (self._folder / f"seen-{os.environ['RANK']}").write_text(json.dumps(said))
 
@@ -170,6 +176,22 @@ def _details(model):
     }
 
 
+def _ddp_details(model):
+    """Return what DDP was told, and what its process group was."""
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return {}
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    return {
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "broadcast_buffers": model.broadcast_buffers,
+        "buckets": model._get_ddp_logging_data()["bucket_sizes"].count(",") + 1,
+        "backend": dist.get_backend(),
+        "timeout_seconds": group.options._timeout.total_seconds(),
+        "parts": sorted(model.parts),
+    }
+
+
 def main(folder, ports, kinds):
     for name in _HEAVY:
         import_module(name)
@@ -190,8 +212,9 @@ def train(folder, kind, die_after):
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     torch.manual_seed(int(os.environ["RANK"]))  # all begin as rank 0 all the same
     folder.mkdir(exist_ok=True)
+    watch = Watch(folder, die_after)
     trainer = Trainer(
-        Tower(),
+        Tower(spare=KINDS[kind].has_spare),
         TrainingArguments(
             **{
                 "output_dir": str(folder),
@@ -214,8 +237,9 @@ def train(folder, kind, die_after):
         ),
         train_dataset=Rows(96),
         eval_dataset=Rows(13),
-        callbacks=[Watch(folder, die_after)],
+        callbacks=[watch],
     )
+    watch.trainer = trainer
     trainer.train()
     trainer.save_model(str(folder / "exported"))
 

@@ -18,6 +18,8 @@ class Kind:
         strategy: what its checkpoints say.
         shards: how many ranks hold the model together; 0: each holds all.
         is_exact: whether it trains what replicas of as many ranks train, but for rounding.
+        is_reference: whether others are compared with it.
+        has_spare: whether a layer of the model is never used.
         in_ci: whether it runs outside of `make matrix`.
     """
 
@@ -27,6 +29,8 @@ class Kind:
     shards: int = 0
     is_exact: bool = True
     in_ci: bool = False
+    is_reference: bool = False
+    has_spare: bool = False
 
 
 def fsdp(
@@ -45,16 +49,55 @@ def fsdp(
 
 
 BY_SIZE = {"transformer_layer_cls_to_wrap": [], "min_num_params": 200}
+POWER = {"start_powerSGD_iter": 2, "matrix_approximation_rank": 1, "min_compression_rate": 1.5}
 MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 RECOMPUTE = {
     "activation_checkpointing": True,
     "activation_checkpointing_kwargs": {"every_n_layers": 2},
 }
 KINDS = {
-    "ddp": Kind(in_ci=True),
-    "recompute": Kind(RECOMPUTE, in_ci=True),
+    "ddp": Kind(in_ci=True, is_reference=True),
+    "recompute": Kind(RECOMPUTE, in_ci=True, is_reference=True),
     "reentrant": Kind(
         {**RECOMPUTE, "activation_checkpointing_kwargs": {"use_reentrant": True}},
+    ),
+    "told": Kind(
+        {
+            "ddp_backend": "gloo",
+            "ddp_timeout": 77,
+            "ddp_find_unused_parameters": True,
+            "ddp_bucket_cap_mb": 0.002,
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        },
+        has_spare=True,
+        is_exact=False,
+        in_ci=True,
+    ),
+    "static_graph": Kind(
+        {
+            "ddp_static_graph": True,
+            "ddp_broadcast_buffers": False,
+            "gradient_accumulation_steps": 1,
+        },
+        is_exact=False,
+    ),
+    "ddp_comm_fp16": Kind({"ddp_comm_hook": "fp16"}, is_exact=False),
+    "ddp_comm_bf16": Kind({"ddp_comm_hook": "bf16", "bf16": True}, is_exact=False),
+    "power_sgd": Kind(
+        {"ddp_comm_hook": "power_sgd", "ddp_comm_state_option": POWER}, is_exact=False, in_ci=True
+    ),
+    "power_sgd_bf16": Kind(
+        {
+            "ddp_comm_hook": "power_sgd",
+            "ddp_comm_wrapper": "bf16",
+            "ddp_comm_state_option": POWER,
+        },
+        is_exact=False,
+    ),
+    "power_sgd_cold": Kind(
+        {"ddp_comm_hook": "power_sgd", "ddp_comm_state_option": {**POWER, "warm_start": False}},
+        ranks=3,
+        is_exact=False,
     ),
     "full_shard": fsdp(),
     "shard_grad_op": fsdp(
@@ -83,8 +126,14 @@ def in_ci():
 
 def worlds_of(kinds):
     """Return the worlds of some kinds: (folder, kind, the step after which all are killed)."""
+    lives = (("unbroken", 0), ("killed", DIE_AFTER), ("killed", 0))
     return [
         (f"{kind}-{end}", kind, die_after)
         for kind in kinds
-        for end, die_after in (("unbroken", 0), ("killed", DIE_AFTER), ("killed", 0))
+        for end, die_after in (lives if is_killed(kind, kinds) else lives[:1])
     ]
+
+
+def is_killed(kind, kinds):
+    """Say whether a kind is killed; what others are compared with is not, but among all."""
+    return not KINDS[kind].is_reference or len(kinds) == len(KINDS)

@@ -13,7 +13,7 @@ import torch
 from deepspeed_forks import run_forks
 from endings import differences, ending
 from safetensors.torch import load_file
-from strategy_kinds import KINDS, in_ci, worlds_of
+from strategy_kinds import KINDS, in_ci, is_killed, worlds_of
 
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, read_manifest
@@ -58,8 +58,10 @@ def newest(folder):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_run_that_was_killed_equals_an_unbroken_one(runs, seen, kind):
+def test_a_run_that_was_killed_equals_an_unbroken_one(runs, seen, kinds, kind):
     seen(kind)
+    if not is_killed(kind, kinds):
+        pytest.skip("it is killed in `make matrix`")
     killed, unbroken = runs / f"{kind}-killed", runs / f"{kind}-unbroken"
     assert newest(killed).world == {"size": KINDS[kind].ranks, "strategy": KINDS[kind].strategy}
     assert newest(killed).checkpoint.generation == 2, "it did die"
@@ -131,3 +133,40 @@ def test_activations_are_computed_again(seen):
     assert every_second == [plain[0] + micro_batches, plain[1], plain[2] + micro_batches]
     assert seen("mixed")[0]["calls"] == [plain[0] + micro_batches] * 3
     assert seen("recompute")[0]["losses"] == seen("ddp")[0]["losses"]
+
+
+def test_ddp_is_told(seen):
+    told, plain = seen("told")[0]["ddp"], seen("ddp")[0]["ddp"]
+    assert (plain["buckets"], plain["timeout_seconds"]) == (1, 1800)
+    assert told["find_unused_parameters"]
+    assert told["buckets"] == 3
+    assert told["timeout_seconds"] == 77
+    assert told["backend"] == "gloo"
+
+
+def test_a_static_graph_is_told(seen):
+    found = seen("static_graph")[0]["ddp"]
+    assert found["static_graph"]
+    assert not found["broadcast_buffers"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("ddp_comm_fp16", "float16"), ("ddp_comm_bf16", "bfloat16"), ("power_sgd_bf16", "bfloat16")],
+)
+def test_gradients_are_sent_in_fewer_bytes(seen, kind, dtype):
+    assert [one["sent"]["all_reduce"] for one in seen(kind)] == [[dtype]] * 2
+
+
+def test_power_sgd_sends_fewer_numbers_and_keeps_what_it_left_out(runs, seen):
+    plain, compressed = 6 * seen("ddp")[0]["total"], seen("power_sgd")[0]["numbers"]["all_reduce"]
+    assert compressed < 0.6 * plain
+    manifest = newest(runs / "power_sgd-unbroken")
+    names = {one.name for one in manifest.parts}
+    assert {"gradient_compression", "gradient_errors_0", "gradient_errors_1"} <= names
+    errors = [ending(runs / f"power_sgd-{end}") for end in ("unbroken", "killed")]
+    own = [
+        {name: one for name, one in found.items() if "gradient_errors" in name} for found in errors
+    ]
+    assert own[0]
+    assert own[0].keys() == own[1].keys()

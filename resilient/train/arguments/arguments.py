@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Fields that may be JSON text where a dict is meant.
 _DICTS = (
     *("accelerator_config", "activation_checkpointing_kwargs", "deepspeed", "fsdp_config"),
+    "ddp_comm_state_option",
     *("lr_scheduler_kwargs", "optim_args"),
 )
 _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
@@ -100,7 +101,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             self.torch_compile = True
         if self.eval_strategy != "no":
             self.do_eval = True
-        self.parallelism = parallelism_of(self)
+        self.parallelism = parallelism_of(self, os.environ)
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:

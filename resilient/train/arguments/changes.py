@@ -130,7 +130,8 @@ RULES: dict[str, Rule] = {
     **_each(
         *(TOLD, "the state is cut anew; sums are made in another order from here on"),
         *("parallelism", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
-        *("ddp_broadcast_buffers", "ddp_static_graph", "fsdp", "fsdp_config", "deepspeed"),
+        *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_comm_hook", "ddp_comm_wrapper"),
+        *("ddp_comm_state_option", "fsdp", "fsdp_config", "deepspeed"),
         *("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params"),
         *("fsdp_reshard_after_forward", "accelerator_config", "parallelism_config"),
     ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from resilient.strategies.compression import HOOKS, WRAPPERS
 from resilient.vault.desk import UNCHANGED
 
 INTERVALS = ("no", "steps", "epoch")
@@ -90,6 +91,8 @@ TRACKERS = (
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
     "ddp_backend": ("gloo", "nccl"),
+    "ddp_comm_hook": HOOKS,
+    "ddp_comm_wrapper": WRAPPERS,
     "debug": ("underflow_overflow", "tpu_metrics_debug"),
     "eval_strategy": INTERVALS,
     "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),

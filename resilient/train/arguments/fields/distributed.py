@@ -21,6 +21,13 @@ class DistributedArguments:
     ddp_bucket_cap_mb: float | None = option(None, "size of DDP's buckets in MB; None: torch's")
     ddp_broadcast_buffers: bool | None = option(None, "see torch's DDP; None: as we align them")
     ddp_static_graph: bool | None = option(None, "see torch's DDP; None: False")
+    ddp_comm_hook: str = option(
+        "no", "how DDP sends gradients: no (as they are), fp16, bf16, power_sgd"
+    )
+    ddp_comm_wrapper: str = option("no", "dtype in which PowerSGD sends: no, fp16, bf16")
+    ddp_comm_state_option: dict[str, Any] | str | None = option(
+        None, "options of PowerSGD: matrix_approximation_rank, start_powerSGD_iter, ..."
+    )
 
     fsdp: bool | str | list[str] | None = option(
         None, "True, or full_shard, shard_grad_op, hybrid_shard with auto_wrap, offload"
