@@ -293,13 +293,18 @@ class LineFile:
 
 def _append(path: Path, line: bytes) -> None:
     """Write all of ``line`` or nothing of it."""
-    with path.open("ab", buffering=0) as file:
-        written = file.write(line) or 0
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        written = os.write(descriptor, line)
         if written == len(line):
             return
         # A full disk takes a part; it would spoil the next line, unless that is there already.
-        if os.fstat(file.fileno()).st_size == file.tell():
-            file.truncate(file.tell() - written)
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        if os.fstat(descriptor).st_size == end:
+            os.ftruncate(descriptor, end - written)
+    finally:
+        os.close(descriptor)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

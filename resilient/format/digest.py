@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 CHUNK_BYTES = 4 << 20
 
@@ -91,14 +91,22 @@ def digest_bytes(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def digest_pieces(pieces: Sequence[memoryview]) -> str:
-    """Return the digest of bytes that lie in several pieces of memory, in their order."""
-    if len(pieces) == 1:
-        return digest_bytes(pieces[0])
-    running = xxhash.xxh3_128()
-    for piece in pieces:
-        running.update(piece)
-    return running.hexdigest()
+class RunningDigest:
+    """The digest of a run of bytes that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._running = xxhash.xxh3_128()
+
+    def add(self, pieces: Iterable[memoryview]) -> None:
+        """Take what comes next."""
+        for piece in pieces:
+            self._running.update(piece)
+
+    def take(self) -> str:
+        """Return the digest of what came since the last call, and begin anew."""
+        digest = self._running.hexdigest()
+        self._running.reset()
+        return digest
 
 
 def digest_slowly(data: memoryview, told: Callable[[int], None]) -> str:

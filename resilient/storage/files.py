@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from resilient.storage.filling import Arrived
 
 _READ_MAX_BYTES = 1 << 30
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 512 << 10
+"""A part of what a core's own cache holds: its bytes are digested before they leave that."""
 _VECTOR_MAX = 1024
 """So many pieces of memory does one call of the kernel take, ``IOV_MAX``."""
 

@@ -6,7 +6,8 @@ A batch is a mapping (given by name), a tuple (given by position) or one tensor.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -44,11 +45,18 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
     """
     if not isinstance(inputs, Mapping):
         return inputs, ()
-    taken = inspect.signature(model.forward).parameters
-    unused = tuple(name for name in inputs if name not in taken)
-    if not unused or any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+    taken, takes_all = _taken_by(getattr(model.forward, "__func__", model.forward))
+    if takes_all or inputs.keys() <= taken:
         return inputs, ()
+    unused = tuple(name for name in inputs if name not in taken)
     return {name: value for name, value in inputs.items() if name in taken}, unused
+
+
+@lru_cache(maxsize=16)
+def _taken_by(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the names of a function's parameters, and whether it takes any other name too."""
+    taken = inspect.signature(function).parameters
+    return frozenset(taken), any(one.kind is one.VAR_KEYWORD for one in taken.values())
 
 
 def find_loss(outputs: Any) -> torch.Tensor | None:

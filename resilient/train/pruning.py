@@ -65,6 +65,8 @@ class PruningCollator:
         """
         if not isinstance(features[0], Mapping):
             return self._collate(features)
+        if all(one.keys() <= self._taken for one in features):
+            return self._collate(features)
         kept = [
             {name: value for name, value in one.items() if name in self._taken} for one in features
         ]

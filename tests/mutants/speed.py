@@ -91,6 +91,13 @@ MUTANTS = [
         BULK,
     ),
     Mutant(
+        "bytes that come anew are digested behind those that came before",
+        "resilient/vault/reading/bulk.py",
+        "            self._running.take()\n        while",
+        "        while",
+        BULK,
+    ),
+    Mutant(
         "nobody is told of a range of a keeper's memory",
         "resilient/vault/reading/recall.py",
         "                arrived(at, at + sum(map(len, pieces)))\n",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 
 from resilient import events
 from resilient.clock import SystemClock
@@ -30,35 +31,13 @@ def test_lines_that_cannot_be_written_are_counted_and_told_twice(tmp_path, capsy
     assert reasons == ["first", "last", "very last"]
 
 
-def test_a_line_that_only_fits_in_part_leaves_nothing(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    events.LineFile(path).append("whole")
-
-    class Full:
-        """A file that takes half of what it is given."""
-
-        def __init__(self):
-            self.file = path.open("ab", buffering=0)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def write(self, line):
-            return self.file.write(line[: len(line) // 2])
-
-    class Nearly:
-        parent = tmp_path
-
-        def open(self, *_, **__):
-            return Full()
-
-    events.LineFile(Nearly()).append("in part")
+def test_a_line_that_only_fits_in_part_leaves_nothing(tmp_path, monkeypatch):
+    path, write = tmp_path / "lines.jsonl", os.write
+    file = events.LineFile(path)
+    file.append("whole")
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda to, line: write(to, line[: len(line) // 2]))
+        file.append("in part")
     assert path.read_text() == "whole\n"
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from resilient.storage.store import Data, Store
     from resilient.vault.reading.held import Held
 
+_PIECE_BYTES = 512 << 10
+"""A part of what a core's own cache holds: its bytes are digested before they leave that."""
+
 
 class RecallingStore:
     """A Store that reads files from shared memory if they still are what was stored.
@@ -140,8 +143,8 @@ def _is_recalled(held: Held, start: int, room: Room, arrived: Arrived) -> bool:
     try:
         with Path(held.path).open("rb", buffering=0) as file:
             file.seek(start)
-            for at in range(0, len(room), CHUNK_BYTES):
-                pieces = room.cut(at, at + CHUNK_BYTES)
+            for at in range(0, len(room), _PIECE_BYTES):
+                pieces = room.cut(at, at + _PIECE_BYTES)
                 if any(file.readinto(piece) != len(piece) for piece in pieces):
                     return False
                 arrived(at, at + sum(map(len, pieces)))

@@ -100,6 +100,37 @@ def test_a_file_whose_tensors_begin_anywhere_is_laid_out_for_torch_as_well(monke
     assert bytes(now) == torch.tensor([42.0]).numpy().tobytes(), "no second copy was made"
 
 
+class Interrupted(MemoryStore):
+    """Gives some bytes that are none, in odd pieces, and then begins anew."""
+
+    ranges = Parts()
+
+    def fill(self, key, start, room, arrived):
+        data, at = self.objects[key][start : start + len(room)], 0
+        room.put(0, bytes(1000))
+        arrived(0, 1000)
+        for length in (700, CHUNK_BYTES - 700, CHUNK_BYTES + 1, len(data)):
+            piece = data[at : at + length]
+            room.put(at, piece)
+            arrived(at, at + len(piece))
+            at += len(piece)
+            if at == len(data):
+                break
+        return at
+
+
+def test_bytes_may_come_in_any_pieces_and_begin_anew(store):
+    there = Interrupted()
+    there.objects.update(store.objects)
+    proved = read(there, CHECKPOINT)
+    assert view_of(proved.files[FILE], 0, len(proved.files[FILE])) == store.objects[KEY]
+    damaged = bytearray(store.objects[KEY])
+    damaged[CHUNK_BYTES + 5] ^= 1
+    there.objects[KEY] = bytes(damaged)
+    with pytest.raises(IntegrityError, match=f"between bytes {CHUNK_BYTES} and {2 * CHUNK_BYTES}"):
+        read(there, CHECKPOINT)
+
+
 def flip(store, place):
     data = bytearray(store.objects[KEY])
     data[place] ^= 1
