@@ -72,7 +72,7 @@ COMMANDS = {
     "ckpt": LazyCommand(
         "resilient_cli.commands.ckpt",
         "app",
-        "List, inspect, verify, repair, sign, tag and prune checkpoints.",
+        "List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
     ),
     "version": LazyCommand(
         "resilient_cli.commands.version", "version", "Show the versions of what runs."

@@ -16,6 +16,7 @@ from resilient.train.counting import Counter, TokenCount
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.meters import Meters
+from resilient.train.papers import PAPERS, papers_of
 from resilient.train.parallel import strategy_for
 from resilient.train.precision import Precision
 from resilient.train.run import Run, about_run
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("model", "optimizer", "scheduler", "scaler"),
     *PARTS,
-    *("trainer_state", "data", "callbacks", "meters", "best", "rng_state"),
+    *("trainer_state", "data", "callbacks", "meters", "best", "rng_state", *PAPERS),
 )
 
 
@@ -76,6 +77,7 @@ def assemble(
         "callbacks": Part(callbacks),
         "meters": Part(meters, scope="rank"),
         "best": Part(best),
+        **papers_of(hooks.model, hooks.processing_class),
         **registered,
         # Last, so that nothing that is loaded can draw from the restored streams.
         "rng_state": Part(RandomState(), scope="rank"),
@@ -124,7 +126,8 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     world = hooks.session.world
     deal = deal_for(hooks.args, world, size)
     group = deal.batch * hooks.args.gradient_accumulation_steps
-    cursor = Cursor(size, hooks.args.order_seed, group=group)
+    origin = {"trainer": "transformers"} if hooks.args.random_numbers == "transformers" else None
+    cursor = Cursor(size, hooks.args.order_seed, group=group, origin=origin)
     hooks.train_sampler = ResumableSampler(cursor, deal, world.rank, hooks.train_sampling())
     return cursor, deal
 

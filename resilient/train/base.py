@@ -55,7 +55,8 @@ class TrainerBase(TrainerPrediction):
         self.args = args or TrainingArguments()
         self.session = open_session(self.args)
         # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
-        set_seed(self.args.seed + self.session.world.rank)
+        is_theirs = self.args.random_numbers == "transformers"
+        set_seed(self.args.seed + (0 if is_theirs else self.session.world.rank))
         settle_process(self.args, self.session.device)
         settle_model(self.args, model)
         self.model = model.to(self.session.device)

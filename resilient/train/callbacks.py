@@ -152,13 +152,13 @@ class CallbackHandler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the control flags and the state of every callback that has one, by name."""
-        states = {name: one.state_dict() for name, one in self._stateful().items()}
+        states = {name: one.state_dict() for name, one in self.stateful().items()}
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back what is there; a callback that was added since keeps its own state."""
         self.control.load_state_dict(state_dict.get("TrainerControl", {}))
-        for name, one in self._stateful().items():
+        for name, one in self.stateful().items():
             if name in state_dict:
                 one.load_state_dict(state_dict[name])
 
@@ -168,7 +168,7 @@ class CallbackHandler:
             for event in EVENTS
         }
 
-    def _stateful(self) -> dict[str, Any]:
+    def stateful(self) -> dict[str, Any]:
         """Name callbacks by class; the second of a class is ``Name_2``."""
         named: dict[str, Any] = {}
         seen: dict[str, int] = {}

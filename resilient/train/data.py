@@ -85,7 +85,8 @@ class Cursor:
         epoch: the current epoch.
         samples: how many samples of the epoch's order have been trained on.
         is_open: whether the epoch has begun and its end was not yet handled.
-        origin: of a run that another trainer began, what it was; its random numbers go on too.
+        origin: whose random numbers are drawn, if they are another trainer's; with what is known
+            of the run that it began.
         group: samples of a step, as grouping by length counts them; the first life's stay.
     """
 
@@ -273,7 +274,7 @@ def train_loader(
 def draw_for_loader(cursor: Cursor) -> None:
     """Draw what a loader's iterator takes from torch's global stream, in a run that did so.
 
-    Ours leave that stream alone. A run that another trainer began goes on with its random numbers.
+    Ours leave that stream alone, so that no evaluation changes what is trained after it.
     """
     if cursor.origin:
         torch.empty((), dtype=torch.int64).random_()

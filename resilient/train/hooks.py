@@ -50,6 +50,7 @@ class TrainerHooks(WrappingHooks, LossHooks):
     train_dataset: Any
     eval_dataset: Any
     data_collator: Callable[[Any], Any]
+    processing_class: Any = None
     optimizer: Optimizer | None
     lr_scheduler: LRScheduler | None
     makes_scheduler: bool = True

@@ -14,6 +14,7 @@ from resilient.train.optimizers.create import set_mode
 from resilient.train.predicting import speeds
 from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
+from resilient.train.shown_states import shown_states
 from resilient.train.stop import listening_to_signals
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ class Trainer(TrainerBase):
     def _save(self, run: Run) -> None:
         run.strategy.align(run.model)
         run.counter.settle()
+        self.state.stateful_callbacks = shown_states(self.callback_handler)
         if run.saver.save():
             self.callback_handler.fire("on_save")
 

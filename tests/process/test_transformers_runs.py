@@ -23,8 +23,15 @@ pytestmark = [
     pytest.mark.skipif(not HAS_AVX2, reason="the runs were recorded on AVX2"),
 ]
 # What comes with the source, and what lies beside it.
-HERE = ["gpt2_all:8", "reg_sgd:7"]
-BESIDE = ["gpt2_all:16", "gpt2_all:24", "gpt2_single:24", "reg_sgd:21", "reg_earlystop:40"]
+HERE = ["gpt2_all:8", "gpt2_all:new", "reg_sgd:7", "reg_sgd:new"]
+BESIDE = [
+    "gpt2_all:16",
+    "gpt2_all:24",
+    "gpt2_single:24",
+    "reg_sgd:21",
+    "reg_earlystop:40",
+    "gpt2_ga_uneven:new",
+]
 BESIDE += ["reg_earlystop:110", "gpt2_ga_uneven:3", "gpt2_ga_uneven:6"]
 
 
@@ -54,6 +61,7 @@ def test_runs_of_one_process_go_on_to_the_bit(tmp_path):
     said = go_on(tmp_path, str(WORKER), str(tmp_path), *runs)
     assert len(said) == len(runs)
     assert said["gpt2_all-8-0"]["micro_batches"] == 24
+    assert said["gpt2_all-new-0"]["micro_batches"] == 32
     assert said["reg_sgd-7-0"]["micro_batches"] == 33
     if SHARED.is_dir():
         assert said["gpt2_single-24-0"]["best"] == 32
@@ -63,5 +71,11 @@ def test_runs_of_one_process_go_on_to_the_bit(tmp_path):
 def test_a_run_of_two_processes_goes_on_under_our_launcher(tmp_path):
     taken = checkpoint_of("gpt2_ddp2_all", 4)
     launcher = ("-m", "resilient_cli", "train", "--nproc-per-node", "2", "--resume", str(taken))
-    said = go_on(tmp_path, *launcher, str(WORKER), str(tmp_path), "gpt2_ddp2_all:0")
-    assert [one["micro_batches"] for one in said.values()] == [12, 12]
+    said = go_on(
+        tmp_path,
+        *launcher,
+        str(WORKER),
+        str(tmp_path),
+        *(f"gpt2_ddp2_all:{one}" for one in (0, "new")),
+    )
+    assert sorted(one["micro_batches"] for one in said.values()) == [12, 12, 16, 16]

@@ -1,6 +1,6 @@
 """Go on with recorded runs of Transformers and say what differs, one line of JSON per run.
 
-transformers_worker.py FOLDER CASE:STEP...     # STEP 0: leave the checkpoint to the launcher
+transformers_worker.py FOLDER CASE:STEP...     # STEP 0: the launcher says it; new: from the start
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ def main(folder, *runs):
     for run in runs:
         case, _, step = run.partition(":")
         callbacks = [EarlyStoppingCallback(3, 0.001)] if case == "reg_earlystop" else []
-        trainer = make(case, Path(folder) / f"{case}-{step}", callbacks=callbacks)
+        more = {"random_numbers": "transformers"} if step == "new" else {}
+        trainer = make(case, Path(folder) / f"{case}-{step}", callbacks=callbacks, **more)
         world = trainer.session.world
-        ended = trainer.train(str(checkpoint_of(case, step)) if int(step) else None)
+        wanted = {"new": False, "0": None}
+        ended = trainer.train(wanted.get(step, str(checkpoint_of(case, step))))
         expected = recorded(case, world.rank if world.size > 1 else None)
         made = expected["seen"][len(expected["seen"]) - len(trainer.seen) :]
         pairs = zip(trainer.seen, map(tuple, made), strict=True)

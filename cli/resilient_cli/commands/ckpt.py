@@ -17,6 +17,7 @@ from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.health.records import verify_records
 from resilient.vault.registry.catalog import lineage, read_manifest, resolve
 from resilient.vault.registry.generations import read_generations
+from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
 from resilient_cli.commands.signing import sign
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 DAMAGE_FOUND = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, repair, sign, tag and prune checkpoints.",
+    help="List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -55,7 +56,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, repair, sign, tag and prune checkpoints."""
+    """List, inspect, verify, repair, sign, tag, prune, import and export checkpoints."""
 
 
 @app.command()
@@ -163,5 +164,6 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (repair, tag, untag, prune, sign):
+for _command in (repair, tag, untag, prune, sign, export):
     app.command()(_command)
+app.command("import")(import_)

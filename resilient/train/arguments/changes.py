@@ -113,6 +113,10 @@ RULES: dict[str, Rule] = {
         *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     ),
     **_each(
+        *(TOLD, "the checkpoint's go on: they are part of its state"),
+        "random_numbers",
+    ),
+    **_each(
         *(TOLD, "the rate follows the new schedule from here on"),
         *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     ),

@@ -105,6 +105,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "on_save_failure": ("stop", "continue"),
     "optim": OPTIMIZERS,
     "parallelism": ("ddp", "fsdp", "deepspeed"),
+    "random_numbers": ("own", "transformers"),
     "report_to": TRACKERS,
     "save_strategy": (*INTERVALS, "best"),
     "save_unchanged": UNCHANGED,

@@ -11,6 +11,7 @@ from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.format.names import rank_part
 from resilient.state.capture import Part
 from resilient.train.interop.naming import Naming, tie
+from resilient.train.papers import DOCUMENTS
 from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def parts_of(found: TransformersCheckpoint, naming: Naming, best: str) -> dict[s
     }
     parts = {name: Part(Given(one)) for name, one in whole.items()}
     parts["trainer_state"] = Part(Given(trainer_state(state)), document="trainer_state.json")
+    for name, file in DOCUMENTS.items():
+        if (found.folder / file).exists():
+            parts[name] = Part(Given(found.document(file)), document=file)
     for rank in range(found.ranks):
         # Each rank finds its own by its name, whoever wrote it.
         parts[rank_part("meters", rank)] = Part(Given(_meters(state)))

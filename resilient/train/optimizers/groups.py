@@ -27,8 +27,13 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
     return [
         name
         for name, _ in model.named_parameters()
-        if name not in shielded and not _NO_DECAY_NAMES.search(name)
+        if name not in shielded and is_decayed_name(name)
     ]
+
+
+def is_decayed_name(name: str) -> bool:
+    """Say whether weight decay applies to a parameter, as far as its name tells."""
+    return not _NO_DECAY_NAMES.search(name)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

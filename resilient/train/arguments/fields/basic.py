@@ -29,6 +29,9 @@ class BasicArguments:
 
     seed: int = option(42, "seed of Python's, NumPy's and torch's random numbers")
     data_seed: int | None = option(None, "seed of the order of samples; None: seed")
+    random_numbers: str = option(
+        "own", "own, or transformers: drawn as its Trainer draws them, for the same losses"
+    )
     full_determinism: bool = option(
         default=False, help="deterministic algorithms only, and the environment that they need"
     )

@@ -1,0 +1,73 @@
+"""``resilient ckpt import`` and ``export``: checkpoints of Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path  # noqa: TC003 - Typer reads the signature
+from typing import Annotated
+
+import typer
+
+from resilient.errors import UsageError
+from resilient.world.launch import read_storage_options
+from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
+from resilient_cli.render import show
+from resilient_cli.views.exchange import exported, imported
+
+
+class Kind(enum.StrEnum):
+    """Whose checkpoint."""
+
+    HF = "hf"
+
+
+def import_(
+    ctx: typer.Context,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Their checkpoint-500.")],
+    place: Place = None,
+    repo: Repo = None,
+) -> None:
+    """Write a checkpoint of Hugging Face's Trainer to a new repository, to be trained on from.
+
+    `resilient train --resume FOLDER` does the same with the model of a script; without one, it is
+    built from the folder's config.json, and no parameter may be frozen. Nothing is unpickled but
+    as plain data.
+
+    Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
+    """
+    # Not before it is called: it takes torch.
+    from resilient.train.interop.offline import import_folder
+
+    store = open_repository(place, repo)
+    options = read_storage_options(os.environ)
+    checkpoint = import_folder(folder, place or repo or "", storage_options=options)
+    show(imported(store.url, folder, checkpoint), output_of(ctx))
+
+
+def export(
+    ctx: typer.Context,
+    ref: Ref = None,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A folder that is new.")],
+    kind: Annotated[Kind, typer.Option("--format", help="Whose: hf (Transformers).")] = Kind.HF,
+) -> None:
+    """Write a checkpoint as Hugging Face's Trainer keeps it, for its resume_from_checkpoint.
+
+    Model, optimizer, schedule, random state and trainer_state.json; the configuration and the
+    tokenizer if the model has them. The folder appears when it is whole.
+
+    Example: resilient ckpt export latest runs/gpt2 --format hf --out theirs/checkpoint-500
+    """
+    from resilient.train.interop.exporting import export_checkpoint
+
+    ref, place = ref_and_place(ref, place, repo)
+    store = open_repository(place, repo)
+    url = place or repo
+    if not url or kind is not Kind.HF:
+        raise UsageError("no repository was named", hint="resilient ckpt export --help")
+    options = read_storage_options(os.environ)
+    checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
+    show(exported(store.url, str(out), checkpoint), output_of(ctx))

@@ -1,0 +1,154 @@
+"""A checkpoint of ours as a folder from which stock Transformers goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.format.names import rank_part
+from resilient.opening import open_checkpointer
+from resilient.state.capture import Part
+from resilient.state.stage import pack
+from resilient.storage.local import LocalStore
+from resilient.storage.open import open_store
+from resilient.train.interop import theirs
+from resilient.train.interop.files import OPTIMIZER, SCALER, SCHEDULER, STATE, WEIGHTS
+from resilient.train.papers import PAPERS, write_papers
+from resilient.vault.registry.catalog import read_manifest, resolve
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from resilient.format.manifest import Manifest
+    from resilient.format.names import CheckpointId
+
+_NEEDED = ("model", "optimizer", "scheduler", "trainer_state", "callbacks")
+
+
+@dataclass(slots=True)
+class Held:
+    """Takes a part's state and keeps it."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what was taken."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the state."""
+        self.state = state_dict
+
+
+def export_checkpoint(
+    url: str,
+    folder: str | os.PathLike[str],
+    ref: str = "latest",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CheckpointId:
+    """Write a checkpoint as Transformers' Trainer keeps it, for its ``resume_from_checkpoint``.
+
+    Every byte is proved before it is written, and the folder appears when it is whole. What
+    another trainer cannot use (sums of losses, parts that you registered) stays here.
+
+    Crash: a folder beside it, named ``.<name>.partial``; the repository is only read.
+
+    Args:
+        url: the repository.
+        folder: where to, best ``.../checkpoint-<step>``; must not be there yet.
+        ref: which checkpoint, as for ``resilient ckpt``.
+        storage_options: how to reach the repository; by default those of the environment.
+
+    Returns:
+        The checkpoint that was written.
+
+    Raises:
+        ConfigError: the folder is there.
+        IncompatibleCheckpoint: no Trainer of ours saved it, or Transformers could not say from
+            its step where in the data the run is.
+        IntegrityError: it is damaged.
+    """
+    target = Path(folder)
+    if target.exists():
+        raise ConfigError(f"`{target}` is there already", hint="name a new folder")
+    store = open_store(url, storage_options=storage_options or {})
+    checkpoint = resolve(store, ref)
+    manifest = read_manifest(store, checkpoint)
+    parts = _read(url, manifest, storage_options)
+    _write(target, manifest, parts)
+    return checkpoint
+
+
+def _read(
+    url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
+) -> dict[str, Mapping[str, Any]]:
+    """Return the states of the parts, by the names under which they are stored."""
+    stored = {entry.name for entry in manifest.parts}
+    lacks = [name for name in _NEEDED if name not in stored]
+    if lacks:
+        raise IncompatibleCheckpoint(
+            f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers goes on only from what a "
+            "Trainer saved"
+        )
+    ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
+    optional = ("scaler", *ranks, *PAPERS)
+    spine = open_checkpointer(url, storage_options=storage_options)
+    held = {name: Held() for name in (*_NEEDED, *optional) if name in stored}
+    try:
+        for name, one in held.items():
+            spine.load_part(manifest.checkpoint, name, Part(one))
+    finally:
+        spine.close()
+    return {name: one.state for name, one in held.items()}
+
+
+def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write everything beside the target, then give it its name."""
+    theirs.require_their_place(manifest.data, manifest.config, manifest.checkpoint.step)
+    draft = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    optimizer = parts["optimizer"]
+    tensors = theirs.weights(parts["model"], optimizer)
+    LocalStore(draft).put(WEIGHTS, pack(tensors, {"format": "pt"}))
+    torch.save(theirs.optimizer_by_position(optimizer), draft / OPTIMIZER)
+    groups = optimizer["param_groups"]
+    torch.save(theirs.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
+    if "scaler" in parts:
+        torch.save(dict(parts["scaler"]), draft / SCALER)
+    _write_random_states(draft, parts)
+    best = _best_beside(target, parts["trainer_state"])
+    state = theirs.trainer_state(parts["trainer_state"], parts["callbacks"], best)
+    _write_json(draft / STATE, state)
+    write_papers(draft, parts)
+    draft.rename(target)
+
+
+def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    states = [state for name, state in sorted(parts.items()) if name.startswith("rng_state_")]
+    is_alone = len(states) == 1
+    for rank in range(len(states)):
+        ours = parts[rank_part("rng_state", rank)]
+        name = "rng_state.pth" if is_alone else f"rng_state_{rank}.pth"
+        torch.save(theirs.random_state(ours, is_alone=is_alone), draft / name)
+
+
+def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
+    """Return the path of the checkpoint with the best model, if it is exported too."""
+    best = state.get("best_global_step")
+    if best is None:
+        return None
+    path = target.with_name(f"checkpoint-{best}")
+    return str(path) if path == target or path.is_dir() else None
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

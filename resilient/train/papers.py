@@ -1,0 +1,128 @@
+"""What belongs to a model besides its weights: its configurations and its tokenizer.
+
+They are saved with every checkpoint, so that it can be used without the script that made it, and
+not read back: the script that goes on has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError
+from resilient.state.capture import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+# Part -> the file of a model's folder that it is.
+DOCUMENTS = {"model_config": "config.json", "generation_config": "generation_config.json"}
+PROCESSING = "processing_class"
+PAPERS = (*DOCUMENTS, PROCESSING)
+
+
+class Paper:
+    """Something that is saved as it is at the time, and never read back.
+
+    Args:
+        read: returns it.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._read = read
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what it is now."""
+        return self._read()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Leave alone what the script has."""
+
+
+def papers_of(model: nn.Module, processing: Any) -> dict[str, Part]:
+    """Return the papers of a model that has any, as parts of its checkpoints."""
+    base = base_model(model)
+    read: dict[str, Callable[[], Mapping[str, Any]]] = {}
+    if hasattr(getattr(base, "config", None), "to_json_string"):
+        read["model_config"] = lambda: _config(base)
+    if _generates(base):
+        read["generation_config"] = lambda: _parsed(base.generation_config)
+    parts = {
+        name: Part(Paper(one), document=DOCUMENTS[name], optional=True)
+        for name, one in read.items()
+    }
+    if processing is not None:
+        # Read once: bytes that do not change are not written again.
+        files = processing_files(processing)
+        parts[PROCESSING] = Part(Paper(lambda: files), optional=True)
+    return parts
+
+
+def base_model(model: Any) -> Any:
+    """Return the model inside adapters, or the model itself."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
+
+
+def processing_files(processing: Any) -> dict[str, torch.Tensor]:
+    """Return the files that a tokenizer or processor saves itself as: bytes by name.
+
+    Raises:
+        ConfigError: it cannot save itself.
+    """
+    if not hasattr(processing, "save_pretrained"):
+        raise ConfigError(
+            f"`processing_class` {type(processing).__name__} has no save_pretrained",
+            hint="give a tokenizer or a processor of Transformers",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        processing.save_pretrained(folder)
+        return {
+            one.relative_to(folder).as_posix(): torch.frombuffer(
+                bytearray(one.read_bytes() or b"\n"), dtype=torch.uint8
+            )
+            for one in sorted(Path(folder).rglob("*"))
+            if one.is_file()
+        }
+
+
+def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write saved papers into a model's folder.
+
+    Args:
+        folder: is there.
+        states: of the parts of :data:`PAPERS` that there are.
+    """
+    for part, name in DOCUMENTS.items():
+        if part in states:
+            text = json.dumps(states[part], indent=2, sort_keys=True) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
+    for name, data in states.get(PROCESSING, {}).items():
+        file = folder / name
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"a tokenizer's file `{name}` would lie outside of `{folder}`")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data.numpy().tobytes())
+
+
+def _generates(model: Any) -> bool:
+    able = getattr(model, "can_generate", None)
+    return callable(able) and bool(able()) and getattr(model, "generation_config", None) is not None
+
+
+def _config(model: Any) -> dict[str, Any]:
+    """Return a model's configuration with what ``save_pretrained`` would add."""
+    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
+    own = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
+    return {**_parsed(model.config), **own}
+
+
+def _parsed(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config.to_json_string())
+    return found

@@ -1,0 +1,31 @@
+"""The states of callbacks as ``trainer_state.json`` shows them to people and to other trainers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.callbacks import CallbackHandler
+
+
+def shown_states(handler: CallbackHandler) -> dict[str, Any]:
+    """Return how each stateful callback was made and what it holds, by name; plain values only.
+
+    They are shown and not read back: what is restored is a part of the checkpoint, tensors and all.
+    """
+    shown = {name: _shown(one) for name, one in handler.stateful().items()}
+    return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
+
+
+def _shown(callback: Any) -> dict[str, Any]:
+    names = inspect.signature(type(callback).__init__).parameters
+    made = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+    return {"args": _plain(made), "attributes": _plain(callback.state_dict())}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = bool | int | float | str | None
+    return {name: one for name, one in values.items() if isinstance(one, kinds)}
