@@ -15,6 +15,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part
+from resilient.train.adapters import adapter_of, is_adapted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 # Part -> the file of a model's folder that it is.
 DOCUMENTS = {"model_config": "config.json", "generation_config": "generation_config.json"}
 PROCESSING = "processing_class"
-PAPERS = (*DOCUMENTS, PROCESSING)
+ADAPTER = "adapter"
+PAPERS = (*DOCUMENTS, PROCESSING, ADAPTER)
 
 
 class Paper:
@@ -57,6 +59,8 @@ def papers_of(model: nn.Module, processing: Any) -> dict[str, Part]:
         name: Part(Paper(one), document=DOCUMENTS[name], optional=True)
         for name, one in read.items()
     }
+    if is_adapted(model):
+        parts[ADAPTER] = Part(Paper(lambda: adapter_of(model)), optional=True)
     if processing is not None:
         # Read once: bytes that do not change are not written again.
         files = processing_files(processing)
