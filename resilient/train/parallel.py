@@ -14,6 +14,7 @@ from resilient.train.arguments.distribution import (
     recomputing,
     syncs_each_batch,
 )
+from resilient.train.lowering import to_fp8
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ def strategy_for(
     how = recomputing(args)
     if how is not None:
         recompute(model, how, fsdp_options(args).layer_classes)
+    if args.fp8:
+        to_fp8(model, args.fp8_recipe)
     if args.parallelism == "deepspeed":
         return _deepspeed(args, device, ranks, model)
     if ranks == 1:

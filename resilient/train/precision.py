@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from resilient.train.lowering import capability_of, require_hardware
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,9 +24,13 @@ class Precision:
     Args:
         args: ``fp16``, ``bf16``.
         device: where the model is.
+
+    Raises:
+        ConfigError: the device cannot compute so.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device) -> None:
+        require_hardware(args, capability_of(device))
         self._device = device.type
         self._dtype = torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else None
         self.scaler = torch.amp.GradScaler(self._device) if args.fp16 else None

@@ -20,6 +20,7 @@ from resilient.train.evaluation import (
     prefixed,
 )
 from resilient.train.hooks import TrainerHooks
+from resilient.train.lowering import evaluation_dtype, weights_in
 from resilient.train.optimizers.create import set_mode
 from resilient.train.reporting import MetricsLogged
 
@@ -136,12 +137,13 @@ class TrainerPrediction(TrainerHooks):
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         self.model.eval()
         set_mode(self.optimizer, training=False)
-        for inputs in loader:
-            batch = step(inputs)
-            tally.add(*batch)
-            if by_batch is not None:
-                by_batch.add(*batch)
-            fire("on_prediction_step", eval_dataloader=loader)
+        with weights_in(self.model, evaluation_dtype(self.args)):
+            for inputs in loader:
+                batch = step(inputs)
+                tally.add(*batch)
+                if by_batch is not None:
+                    by_batch.add(*batch)
+                fire("on_prediction_step", eval_dataloader=loader)
         self.model.train(was_training)
         set_mode(self.optimizer, training=was_training)
         output = self._judge_outputs(tally, share, by_batch, prefix)

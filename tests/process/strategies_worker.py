@@ -73,12 +73,12 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Blocks between a first layer and a head; uneven, so that shards are."""
 
-    def __init__(self, *, spare=False) -> None:
+    def __init__(self, *, spare=False, width=10) -> None:
         super().__init__()
         self.spare = nn.Linear(2, 2) if spare else None  # never used
-        self.first = nn.Linear(8, 10)
-        self.blocks = nn.ModuleList(Block(10) for _ in range(3))
-        self.head = nn.Linear(10, 3)
+        self.first = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x, labels):
         hidden = self.first(x)
@@ -148,6 +148,7 @@ class Watch(TrainerCallback):
             "calls": [block.calls for block in model.blocks],
             "dtypes": sorted(set().union(*(block.dtypes for block in model.blocks))),
             "after_forward": sorted(self._gathered),
+            "linear": type(model.blocks[0].up).__name__,
             "sent": {name: sorted(dtypes) for name, dtypes in self._sent.dtypes.items()},
             "numbers": self._sent.numbers,
             "strategy": _details(model),
@@ -214,7 +215,7 @@ def train(folder, kind, die_after):
     folder.mkdir(exist_ok=True)
     watch = Watch(folder, die_after)
     trainer = Trainer(
-        Tower(spare=KINDS[kind].has_spare),
+        Tower(spare=KINDS[kind].has_spare, width=KINDS[kind].width),
         TrainingArguments(
             **{
                 "output_dir": str(folder),

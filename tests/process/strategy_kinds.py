@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DIE_AFTER = 4
@@ -19,6 +19,7 @@ class Kind:
         shards: how many ranks hold the model together; 0: each holds all.
         is_exact: whether it trains what replicas of as many ranks train, but for rounding.
         is_reference: whether others are compared with it.
+        width: of the model.
         has_spare: whether a layer of the model is never used.
         in_ci: whether it runs outside of `make matrix`.
     """
@@ -30,6 +31,7 @@ class Kind:
     is_exact: bool = True
     in_ci: bool = False
     is_reference: bool = False
+    width: int = 10
     has_spare: bool = False
 
 
@@ -50,6 +52,7 @@ def fsdp(
 
 BY_SIZE = {"transformer_layer_cls_to_wrap": [], "min_num_params": 200}
 POWER = {"start_powerSGD_iter": 2, "matrix_approximation_rank": 1, "min_compression_rate": 1.5}
+FP8 = {"fp8": True, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 RECOMPUTE = {
     "activation_checkpointing": True,
@@ -110,10 +113,13 @@ KINDS = {
     "hybrid_shard": fsdp("hybrid_shard auto_wrap", ranks=4, shard_size=2, in_ci=True),
     "hybrid_zero2": fsdp("hybrid_shard_zero2 offload", ranks=4, shard_size=2),
     "mixed": fsdp(mixed_precision=MIXED, activation_checkpointing=True, is_exact=False, in_ci=True),
+    "fsdp_fp8": replace(fsdp(args={**FP8, "bf16": True}, is_exact=False), width=16),
     "fsdp_bf16": fsdp(args={"bf16": True}, is_exact=False),
     "fsdp_fp16": fsdp(
         args={"fp16": True, "activation_checkpointing": True}, is_exact=False, in_ci=True
     ),
+    "ddp_fp8": Kind(FP8, is_exact=False, width=16),
+    "ddp_half_eval": Kind({"bf16_full_eval": True}, is_exact=False, in_ci=True, is_reference=True),
     "ddp_bf16": Kind({"bf16": True}, is_exact=False),
     "ddp_fp16": Kind({"fp16": True}, is_exact=False),
 }

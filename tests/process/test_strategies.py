@@ -170,3 +170,16 @@ def test_power_sgd_sends_fewer_numbers_and_keeps_what_it_left_out(runs, seen):
     ]
     assert own[0]
     assert own[0].keys() == own[1].keys()
+
+
+@pytest.mark.parametrize("kind", ["ddp_fp8", "fsdp_fp8"])
+def test_layers_multiply_in_fp8(seen, kind):
+    assert [one["linear"] for one in seen(kind)] == ["Float8Linear"] * 2
+
+
+def test_evaluations_are_made_in_half_and_training_is_not(seen):
+    half, whole = seen("ddp_half_eval")[0], seen("ddp")[0]
+    assert half["losses"] == whole["losses"]
+    assert half["evaluations"] != whole["evaluations"]
+    assert half["evaluations"] == pytest.approx(whole["evaluations"], rel=0.05)
+    assert half["dtypes"] == ["torch.bfloat16", "torch.float32"]

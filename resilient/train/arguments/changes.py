@@ -127,7 +127,15 @@ RULES: dict[str, Rule] = {
     ),
     **_each(
         *(TOLD, "numbers are computed in another way; the bits differ from here on"),
-        *("fp16", "bf16", "tf32", "activation_checkpointing", "activation_checkpointing_kwargs"),
+        *(
+            "fp16",
+            "bf16",
+            "fp8",
+            "fp8_recipe",
+            "tf32",
+            "activation_checkpointing",
+            "activation_checkpointing_kwargs",
+        ),
         *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
         *("liger_kernel_config", "use_cache", "use_cpu", "full_determinism"),
     ),

@@ -95,6 +95,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "ddp_comm_wrapper": WRAPPERS,
     "debug": ("underflow_overflow", "tpu_metrics_debug"),
     "eval_strategy": INTERVALS,
+    "fp8_recipe": ("tensorwise", "rowwise", "rowwise_with_gw_hp"),
     "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
     "include_for_metrics": ("inputs", "loss"),
     "include_num_input_tokens_seen": ("no", "all", "non_padding"),

@@ -142,6 +142,11 @@ def check_distribution(args: TrainingArguments) -> None:
         raise ConfigError(
             f"`fsdp_config` is given and `parallelism`={args.parallelism!r}: write fsdp=True"
         )
+    if (args.fp16_full_eval or args.bf16_full_eval) and args.parallelism != "ddp":
+        raise ConfigError(
+            f"`fp16_full_eval` and `bf16_full_eval` need whole weights, and `parallelism` is "
+            f"{args.parallelism!r}: leave them out; bf16=True evaluates in bf16 too"
+        )
     fsdp_options(args)
     recomputing(args)
     check_compression(compression_of(args))

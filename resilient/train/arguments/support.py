@@ -24,8 +24,6 @@ from typing import Any
 # Argument -> the values that ask for nothing; any other is refused until the feature is there.
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "auto_find_batch_size": (False,),
-    "bf16_full_eval": (False,),
-    "fp16_full_eval": (False,),
     "parallelism_config": (None, {}),
     "push_to_hub": (False,),
     "skip_memory_metrics": (True,),

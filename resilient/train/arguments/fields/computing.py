@@ -14,6 +14,10 @@ class ComputingArguments:
 
     fp16: bool = option(default=False, help="autocast to float16, with loss scaling")
     bf16: bool = option(default=False, help="autocast to bfloat16")
+    fp8: bool = option(default=False, help="linear layers multiply in float8 (torchao)")
+    fp8_recipe: str = option(
+        "tensorwise", "how fp8 is scaled: tensorwise, rowwise, rowwise_with_gw_hp"
+    )
     fp16_full_eval: bool = option(default=False, help="evaluate with weights in float16")
     bf16_full_eval: bool = option(default=False, help="evaluate with weights in bfloat16")
     tf32: bool | None = option(None, "allow TF32 in matrix products; None: torch's default")
