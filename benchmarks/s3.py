@@ -30,19 +30,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROUNDS = 5
+COPIES_MAX = 10
+"""So many times do the bytes lie there: one of each contender, and what is freed seconds later."""
 
 
 def run(rounds: int) -> Report:
     """Measure every contender `rounds` times in shuffled order."""
     torch.set_num_threads(1)
     training = Training(mega_parameters())
-    with tempfile.TemporaryDirectory(prefix="s3-") as folder, bucket_of(Path(folder)) as bucket:
-        return compare(training, bucket, Path(folder), rounds)
+    with tempfile.TemporaryDirectory(prefix="s3-") as name:
+        folder = Path(name)
+        with bucket_of(folder, max(COPIES_MAX * training.size_bytes, 4 << 30)) as bucket:
+            return compare(training, bucket, folder, rounds)
 
 
 @contextmanager
-def bucket_of(folder: Path) -> Iterator[Bucket]:
-    """Give a bucket of the server that the environment names, else of one started in ``folder``."""
+def bucket_of(folder: Path, memory_bytes: int) -> Iterator[Bucket]:
+    """Give a bucket of the server that the environment names, else of one started in ``folder``.
+
+    Args:
+        folder: an empty one.
+        memory_bytes: what a server that is started may hold; one that is full only waits.
+    """
     if "BENCH_BUCKET" in os.environ:
         yield Bucket(
             os.environ["BENCH_BUCKET"],
@@ -57,7 +66,7 @@ def bucket_of(folder: Path) -> Iterator[Bucket]:
         raise SystemExit(f"no S3 server: {problem}")
     place = folder / "server"
     place.mkdir()
-    with Ceph(place) as server:
+    with Ceph(place, memory_bytes) as server:
         made = Bucket("benchmark", server.endpoint, KEY, SECRET)
         client = get_session().create_client(
             "s3",

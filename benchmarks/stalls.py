@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 WIDTH = 1024
 BATCH = 64
-UNDISTURBED_SECONDS = 1.0
+UNDISTURBED_SECONDS = 3.0
+"""On either side of a save: one is done in half of the time between two of them."""
 
 Figures = dict[str, float]
 Contender = Callable[[Path], Figures]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from resilient.vault.cores import Reading
 
-WORK_SHARE = 0.03
+WORK_SHARE = 0.015
 """Of one core, that persisting takes while no core is idle."""
 INTERVAL_SHARE = 0.5
 """Of the time between two saves, that one of them may take."""

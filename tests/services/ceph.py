@@ -63,7 +63,7 @@ mon data avail crit = 1
 paxos propose interval = 0.05
 paxos min wait = 0.01
 osd objectstore = memstore
-memstore device bytes = 4294967296
+memstore device bytes = {memory_bytes}
 osd memory target = 1073741824
 [client.rgw]
 rgw frontends = beast endpoint=127.0.0.1:{gateway} {tls} tcp_nodelay=1
@@ -109,7 +109,7 @@ class Ceph:
         certificate: what it shows there, and whom to trust for it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory_bytes: int = 4 << 30) -> None:
         self._folder = folder
         self._configuration = folder / "ceph.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -123,6 +123,7 @@ class Ceph:
                 monitor=monitor,
                 monitor_old=monitor_old,
                 folder=folder,
+                memory_bytes=memory_bytes,
                 gateway=self.port,
                 tls=f"ssl_endpoint=127.0.0.1:{self.tls_port} "
                 f"ssl_certificate={self.certificate.certificate} "
