@@ -38,16 +38,11 @@ NAMES_NOT_YET: dict[str, set[str]] = {
     },
     "report_to": {
         "azure_ml",
-        "clearml",
-        "codecarbon",
-        "comet_ml",
         "dagshub",
         "dvclive",
         "flyte",
         "kubeflow",
-        "neptune",
         "swanlab",
-        "trackio",
     },
 }
 

@@ -32,13 +32,18 @@ def _ours(module: str, kind: str, packages: str, pip: str = "") -> Choice:
 
 
 CHOICES = {
+    "clearml": _ours("resilient.train.trackers.clearml", "ClearML", "clearml"),
+    "codecarbon": _ours("resilient.train.trackers.codecarbon", "CodeCarbon", "codecarbon"),
+    "comet_ml": _ours("resilient.train.trackers.comet", "Comet", "comet_ml"),
     "mlflow": _ours("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
+    "neptune": _ours("resilient.train.trackers.neptune", "Neptune", "neptune"),
     "tensorboard": _ours(
         "resilient.train.trackers.tensorboard",
         "TensorBoard",
         "tensorboard tensorboardX",
         pip="tensorboard",
     ),
+    "trackio": _ours("resilient.train.trackers.trackio", "Trackio", "trackio"),
     "wandb": _ours("resilient.train.trackers.wandb", "WeightsAndBiases", "wandb"),
 }
 

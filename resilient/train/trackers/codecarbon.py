@@ -1,0 +1,54 @@
+"""CodeCarbon: what training emits, a row of ``emissions.csv`` for each life."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.tracker import Tracker, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Held, Opening
+
+
+class CodeCarbon(Tracker):
+    """Measures rank zero's machine into ``output_dir/emissions.csv``.
+
+    The rows of one run have one ``experiment_id``; each life's energy was really spent, so they
+    add up, steps that were trained again included. ``CODECARBON_COUNTRY_ISO_CODE`` names the
+    country without asking a service for it.
+    """
+
+    name = "codecarbon"
+
+    def __init__(self) -> None:
+        self._tracker: Any = None
+
+    def start(self, opening: Opening) -> Held | None:
+        """Begin to measure."""
+        codecarbon, args = load("codecarbon"), opening.args
+        self.run_id = opening.run_id or str(uuid.uuid4())
+        os.makedirs(args.output_dir, exist_ok=True)  # noqa: PTH103 - it may be any path
+        country = os.environ.get("CODECARBON_COUNTRY_ISO_CODE")
+        given = {
+            "project_name": args.run_name or "codecarbon",
+            "experiment_id": self.run_id,
+            "output_dir": args.output_dir,
+            "allow_multiple_runs": True,
+        }
+        if country:
+            self._tracker = codecarbon.OfflineEmissionsTracker(country_iso_code=country, **given)
+        else:
+            self._tracker = codecarbon.EmissionsTracker(**given)
+        self._tracker.start()
+        return None
+
+    def log(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Draw nothing: it measures by itself."""
+
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - the energy is spent either way
+        """Write the row."""
+        self._tracker.stop()

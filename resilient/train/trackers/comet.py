@@ -1,0 +1,48 @@
+"""Comet: one experiment by a key of ours; ``COMET_START_ONLINE=0`` writes archives instead."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.sent import RememberingTracker
+from resilient.train.trackers.tracker import load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Opening
+
+
+class Comet(RememberingTracker):
+    """Logs to ``COMET_PROJECT_NAME``; ``COMET_MODE`` and ``COMET_EXPERIMENT_KEY`` hold."""
+
+    name = "comet_ml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._experiment: Any = None
+
+    def open(self, opening: Opening) -> None:
+        """Start the experiment with the key, or go on with it."""
+        comet = load("comet_ml")
+        wanted = opening.run_id or os.environ.get("COMET_EXPERIMENT_KEY") or uuid.uuid4().hex
+        self._experiment = comet.start(
+            experiment_key=wanted,
+            mode=os.environ.get("COMET_MODE") or None,
+            experiment_config=comet.ExperimentConfig(name=opening.args.run_name),
+        )
+        self.run_id = self._experiment.get_key()
+        self._experiment.log_parameters(opening.config(), nested_support=True)
+
+    def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Log numbers as metrics, texts as texts."""
+        numbers = {name: one for name, one in metrics.items() if not isinstance(one, str)}
+        self._experiment.log_metrics(numbers, step=step)
+        for name in metrics.keys() - numbers.keys():
+            self._experiment.log_text(f"{name}: {metrics[name]}", step=step)
+
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
+        """Send the rest, or write the archive."""
+        self._experiment.end()

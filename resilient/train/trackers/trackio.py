@@ -1,0 +1,50 @@
+"""Trackio: one run by its name, in a local database, or in a Space."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.trackers.sent import RememberingTracker
+from resilient.train.trackers.tracker import load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.trackers.tracker import Opening
+
+
+class Trackio(RememberingTracker):
+    """Logs to ``project``, into ``TRACKIO_DIR`` or the Space of ``trackio_space_id``.
+
+    A run is its name: ``run_name`` with some letters that make it one of its own.
+    """
+
+    name = "trackio"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: Any = None
+
+    def open(self, opening: Opening) -> None:
+        """Open the run of this name; Trackio makes it if there is none."""
+        args = opening.args
+        self.run_id = opening.run_id or f"{args.run_name or 'run'}-{uuid.uuid4().hex[:8]}"
+        self._run = load("trackio").init(
+            project=args.project,
+            name=self.run_id,
+            resume="allow",
+            space_id=args.trackio_space_id,
+            bucket_id=args.trackio_bucket_id,
+            private=args.hub_private_repo,
+            config=opening.config(),
+            embed=False,
+        )
+
+    def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
+        """Log one row."""
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
+        """Send the rest."""
+        self._run.finish()
