@@ -22,6 +22,8 @@ from resilient.train.precision import Precision
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
 from resilient.train.session import place_of
+from resilient.train.stream_reading import is_stream
+from resilient.train.streams import place_in_stream
 from resilient.world.gang import say_farewell
 
 if TYPE_CHECKING:
@@ -119,11 +121,16 @@ def _wrap(hooks: TrainerHooks) -> Strategy:
 
 def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     """Return the start of the data and how it is cut, and give the hooks a sampler on them."""
-    size = require_map_style(hooks.train_dataset, "train_dataset")
-    if hooks.args.eval_strategy != "no" and not isinstance(hooks.eval_dataset, dict):
+    may_evaluate = isinstance(hooks.eval_dataset, dict) or is_stream(hooks.eval_dataset)
+    if hooks.args.eval_strategy != "no" and not may_evaluate:
         # Now, not at the first evaluation, hours from now.
         require_map_style(hooks.eval_dataset, "eval_dataset")
     world = hooks.session.world
+    if is_stream(hooks.train_dataset):
+        place = place_in_stream(hooks.args, world)
+        hooks.train_sampler = ResumableSampler(*place, world.rank)
+        return place
+    size = require_map_style(hooks.train_dataset, "train_dataset")
     deal = deal_for(hooks.args, world, size)
     group = deal.batch * hooks.args.gradient_accumulation_steps
     origin = {"trainer": "transformers"} if hooks.args.random_numbers == "transformers" else None

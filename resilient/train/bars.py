@@ -44,8 +44,9 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if self.prediction_bar is None:
+            total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
             self.prediction_bar = tqdm(
-                total=len(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True
+                total=total, leave=self.training_bar is None, dynamic_ncols=True
             )
         self.prediction_bar.update(1)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.world.world import World
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deal:
     """How an epoch is cut and dealt.
 
@@ -55,6 +55,11 @@ class Deal:
         left = max(0, self.samples - taken)
         whole, rest = divmod(left, self.round_samples)
         return whole + (1 if rest and not self.drop_last else 0)
+
+    def fraction(self, taken: int) -> float:
+        """Return how much of an epoch's rounds is done when ``taken`` samples are consumed."""
+        rounds = self.rounds_after(0)
+        return (rounds - self.rounds_after(taken)) / rounds
 
     def micro_batch(self, order: torch.Tensor, start: int, rank: int) -> list[int]:
         """Return the indices of ``rank`` in the round that begins at position ``start``.
@@ -221,8 +226,8 @@ def require_map_style(dataset: Any, role: str) -> int:
         raise ConfigError(f"the trainer has no {role}")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
-            f"{role} `{type(dataset).__name__}` has no length: an IterableDataset cannot yet be "
-            "resumed exactly; give a dataset with __len__ and __getitem__"
+            f"{role} `{type(dataset).__name__}` has no length: give a dataset with __len__ and "
+            "__getitem__"
         )
     if len(dataset) == 0:
         raise ConfigError(f"{role} `{type(dataset).__name__}` is empty")

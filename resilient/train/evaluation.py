@@ -66,7 +66,7 @@ class PredictionOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
     """Which batches of ``samples`` a rank evaluates.
 

@@ -29,6 +29,9 @@ from resilient.train.evaluation import Share, eval_loader
 from resilient.train.orders import Sampling, sampling_for
 from resilient.train.pruning import PruningCollator, prune_dataset, taken_columns
 from resilient.train.stepping import LossHooks
+from resilient.train.stream_evaluation import StreamEvaluation, StreamShare, stream_evaluation
+from resilient.train.stream_reading import is_stream
+from resilient.train.streams import StreamLoader, place_in_stream, stream_loader
 from resilient.train.wrapping import WrappingHooks
 
 if TYPE_CHECKING:
@@ -110,28 +113,36 @@ class TrainerHooks(WrappingHooks, LossHooks):
             )
         return self.lr_scheduler
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
         """Return a loader whose iterators begin at the position of the run.
 
         Raises:
-            ConfigError: the dataset has no length.
+            ConfigError: there is no dataset.
         """
-        size = require_map_style(self.train_dataset, "train_dataset")
+        dataset, collate = self._pruned(self.train_dataset)
+        if is_stream(dataset):
+            world = self.session.world
+            sampler = self.train_sampler or ResumableSampler(
+                *place_in_stream(self.args, world), world.rank
+            )
+            return stream_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
+        size = require_map_style(dataset, "train_dataset")
         sampler = self.train_sampler or ResumableSampler(
             Cursor(size, self.args.order_seed),
             deal_for(self.args, self.session.world, size),
             self.session.world.rank,
         )
-        dataset, collate = self._pruned(self.train_dataset)
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:
         """Return a loader of this rank's share of a dataset, the trainer's if none is given."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = self._share_of(dataset)
         if self.train_sampler is not None:
             draw_for_loader(self.train_sampler.cursor)
         dataset, collate = self._pruned(dataset)
+        if isinstance(share, StreamShare):
+            return stream_evaluation(self.args, dataset, share, collate, pin=self._on_gpu)
         return eval_loader(self.args, dataset, share, collate, pin=self._on_gpu)
 
     def train_sampling(self) -> Sampling:
@@ -160,11 +171,11 @@ class TrainerHooks(WrappingHooks, LossHooks):
         return dataset, PruningCollator(collate, taken, name, self._tell_unused)
 
     def _share_of(self, dataset: Any) -> Share:
-        size = require_map_style(dataset, "eval_dataset")
+        streams = is_stream(dataset)
+        size = 0 if streams else require_map_style(dataset, "eval_dataset")
         together = self.session.computes_together or self.args.batch_eval_metrics
-        return Share(
-            size, self.args.per_device_eval_batch_size, self.session.world, in_step=together
-        )
+        batch, world = self.args.per_device_eval_batch_size, self.session.world
+        return (StreamShare if streams else Share)(size, batch, world, in_step=together)
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def planned_steps(args: TrainingArguments, deal: Deal, cursor: Cursor, done: int
 
 def planned_epochs(args: TrainingArguments, deal: Deal) -> int:
     """Return the epochs that the run begins."""
+    if not deal.samples:  # a stream does not say; Transformers' value
+        return sys.maxsize
     if args.max_steps > 0:
         per_epoch = steps_after(deal, 0, args.gradient_accumulation_steps)
         return math.ceil(args.max_steps / per_epoch)
@@ -43,5 +46,4 @@ def planned_epochs(args: TrainingArguments, deal: Deal) -> int:
 
 def epoch_fraction(deal: Deal, cursor: Cursor) -> float:
     """Return the current epoch as a number with the fraction of its rounds that are done."""
-    rounds = deal.rounds_after(0)
-    return cursor.epoch + (rounds - deal.rounds_after(cursor.samples)) / rounds
+    return cursor.epoch + deal.fraction(cursor.samples)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from resilient.errors import ConfigError
 from resilient.train.batch import main_input
 from resilient.train.batch_metrics import BatchMetrics
 from resilient.train.columns import Joining
@@ -130,15 +131,18 @@ class TrainerPrediction(TrainerHooks):
         """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
         clock, fire = self.session.clock, self.callback_handler.fire
         began_seconds, was_training = clock.monotonic_seconds(), self.model.training
-        loader, share = self.get_eval_dataloader(dataset), self._share_of(dataset)
+        loader = self.get_eval_dataloader(dataset)
+        share = getattr(loader, "share", None) or self._share_of(dataset)
         by_batch = self._batch_metrics(share, loss_only=loss_only)
         keep = not loss_only and (keep_outputs or by_batch is None)
         tally = Tally(share, keep_outputs=keep, joining=Joining.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         self.model.eval()
         set_mode(self.optimizer, training=False)
+        batches = 0
         with weights_in(self.model, evaluation_dtype(self.args)):
             for inputs in loader:
+                batches += 1
                 batch = step(inputs)
                 tally.add(*batch)
                 if by_batch is not None:
@@ -146,9 +150,11 @@ class TrainerPrediction(TrainerHooks):
                 fire("on_prediction_step", eval_dataloader=loader)
         self.model.train(was_training)
         set_mode(self.optimizer, training=was_training)
+        if not batches:
+            raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
         output = self._judge_outputs(tally, share, by_batch, prefix)
         took_seconds = clock.monotonic_seconds() - began_seconds
-        return output, speeds(prefix, took_seconds, share.samples, len(loader))
+        return output, speeds(prefix, took_seconds, share.samples, batches)
 
     def _judge_outputs(
         self, tally: Tally, share: Share, by_batch: BatchMetrics | None, prefix: str

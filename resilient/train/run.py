@@ -12,6 +12,7 @@ import torch
 from resilient.checkpointer import About
 from resilient.errors import ResilientError
 from resilient.train.data import draw_for_loader
+from resilient.train.streams import StreamLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class Run:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler
-    loader: DataLoader[Any]
+    loader: DataLoader[Any] | StreamLoader
     cursor: Cursor
     deal: Deal
     meters: Meters
@@ -115,6 +116,8 @@ class Run:
             self.saver.close()
         finally:
             self.gate.close()
+        if isinstance(self.loader, StreamLoader):
+            self.loader.close()
         if self.is_over:
             self.farewell()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
 
@@ -76,6 +76,16 @@ class Rows(Dataset):
         return {"x": self.x[index], "labels": self.y[index]}
 
 
+class Stream(IterableDataset):
+    """Rows without a length, from their beginning on."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return (self.rows[index] for index in range(len(self.rows)))
+
+
 class Announce(TrainerCallback):
     """Says on standard output that a step ended, so that a test can act then."""
 
@@ -100,6 +110,9 @@ def main(mode, out, *options):
         for name, value in (option.split("=") for option in options)
     }
     dies = int(given.pop("die_after", -1))
+    data = Rows(96)
+    if size := int(given.pop("stream", 0)):
+        data = Stream(Rows(size))
     if given.pop("own_group", 0):
         torch.distributed.init_process_group("gloo")
     arguments = {
@@ -120,7 +133,7 @@ def main(mode, out, *options):
     trainer = Trainer(
         Crossed(),
         TrainingArguments(**arguments),
-        train_dataset=Rows(96),
+        train_dataset=data,
         eval_dataset=Rows(21),
         callbacks=[Announce(), DieAfter(dies)],
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from resilient.train.arguments import TrainingArguments
 from resilient.train.trainer import Trainer
@@ -24,6 +24,8 @@ WAYS = {
     "objects": {"eval_use_gather_object": True},
     "apart": {"eval_do_concat_batches": False},
     "with more": {"include_for_metrics": ["inputs", "loss"]},
+    "a stream": {"include_for_metrics": ["loss"]},
+    "a stream by batch": {"batch_eval_metrics": True, "dataloader_num_workers": 2},
     "by batch": {"batch_eval_metrics": True, "include_for_metrics": ["inputs", "loss"]},
 }
 
@@ -41,6 +43,15 @@ class Rows(Dataset):
         generator = torch.Generator().manual_seed(index)
         length = 1 + index * 7 % 5
         return {"x": torch.randn(length, 3, generator=generator), "label": index % 3}
+
+
+class Stream(IterableDataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        rows = Rows(self.size)
+        return (rows[index] for index in range(self.size))
 
 
 def together(samples):
@@ -90,6 +101,7 @@ class Calls:
 
 def evaluate(out, name, size):
     calls = Calls()
+    kind = Stream if "stream" in name else Rows
     trainer = Trainer(
         Nested(texts=name == "objects"),
         TrainingArguments(
@@ -101,12 +113,12 @@ def evaluate(out, name, size):
             **WAYS[name],
         ),
         data_collator=together,
-        eval_dataset=Rows(size),
+        eval_dataset=kind(size),
         compute_metrics=calls,
     )
     metrics = trainer.evaluate(ignore_keys=["cache"])
     judged, calls.seen = calls.seen, []
-    output = trainer.predict(Rows(size), ignore_keys=["cache"])
+    output = trainer.predict(kind(size), ignore_keys=["cache"])
     for timed in ("runtime", "samples_per_second", "steps_per_second"):
         metrics.pop(f"eval_{timed}")
     return metrics, judged, output[:2], trainer.session.world.rank

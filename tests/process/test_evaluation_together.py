@@ -54,6 +54,16 @@ def test_metrics_of_batches_are_asked_for_once_at_the_end(alone):
     assert metrics["eval_calls"] == 5
 
 
+def test_a_stream_is_evaluated_as_a_dataset_with_a_length_is(alone):
+    for size in evaluation_worker.SIZES:
+        metrics, _, output = alone["a stream", size]
+        assert equal(
+            (metrics["eval_loss"], output),
+            (alone["plain", size][0]["eval_loss"], alone["plain", size][2]),
+        )
+        assert len(alone["a stream by batch", size][1]) == len(alone["by batch", size][1])
+
+
 def test_ranks_that_evaluate_together_see_what_one_sees(alone, tmp_path):
     run_gang_to_end(3, Path(evaluation_worker.__file__), tmp_path)
     for rank in range(3):

@@ -142,7 +142,7 @@ class NoLoss(nn.Module):
 @pytest.mark.parametrize(
     ("model", "data", "said"),
     [
-        (Tuples(), Stream(), "IterableDataset cannot yet be resumed"),
+        (Tuples(), Stream(), "set `max_steps`"),
         (Tuples(), None, "has no train_dataset"),
         (Tuples(), TensorDataset(torch.ones(0, 2)), "is empty"),
         (NoLoss(), TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), "no scalar loss"),
