@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from resilient.train import plan, schedules
 from resilient.train.compiling import compile_in_place
 from resilient.train.counting import Counter, TokenCount
 from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
+from resilient.train.fitting import fitting_for
 from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.meters import Meters
 from resilient.train.papers import PAPERS, papers_of
@@ -69,8 +71,7 @@ def assemble(
     schedules.require_evaluations(args, scheduler)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
-    filters = args.logging_nan_inf_filter
-    meters, best = Meters(session.device, session.world.size, filters=filters), Best()
+    meters, best = _meters_for(hooks), Best()
     parts = {
         **bound.parts,
         **_stepping(bound.updates, scheduler),
@@ -87,7 +88,7 @@ def assemble(
     saver = Saver(
         session.checkpointer(session.emit, topic),
         parts,
-        about=partial(about_run, args, cursor, deal, strategy.name),
+        about=lambda: about_run(args, cursor, deal_of(hooks), strategy.name),
         best=best,
         state=state,
         args=args,
@@ -106,7 +107,9 @@ def assemble(
         saver=saver,
         gate=session.stop_gate(topic),
         accumulation=args.gradient_accumulation_steps,
+        scheduled_steps=state.max_steps,
         farewell=partial(say_farewell, session.gang, topic),
+        fitting=fitting_for(args, strategy, bound.model, session),
     )
 
 
@@ -152,6 +155,17 @@ def _counter_for(hooks: TrainerHooks, state: TrainerState, deal: Deal) -> Counte
     return Counter(state, session.device, ranks, ranks // deal.ranks, tokens_of, flos_of)
 
 
+def _meters_for(hooks: TrainerHooks) -> Meters:
+    session, filters = hooks.session, hooks.args.logging_nan_inf_filter
+    return Meters(session.device, session.world.size, filters=filters)
+
+
+def deal_of(hooks: TrainerHooks) -> Deal:
+    """Return how the data is cut now, which may change in the middle of a run."""
+    assert hooks.train_sampler is not None, "a run has a place in its data"  # noqa: S101
+    return hooks.train_sampler.deal
+
+
 def _stepping(updates: Updates, scheduler: LRScheduler) -> dict[str, Part]:
     """Return the parts that count with each step."""
     scaler = updates.scaler
@@ -171,15 +185,40 @@ def restore(
     more = {name: run.saver.parts[name] for name in registered}
     digest = take_over(hooks, wanted, more, session.next_topic())
     reference = "auto" if digest else _reference(session, wanted=wanted)
-    run.saver.resume(reference, session.gang.launch.cause)
+    resumed = run.saver.resume(reference, session.gang.launch.cause)
     require_origin(run.cursor.origin, digest, session.repository)
-    planned = plan.planned_steps(hooks.args, run.deal, run.cursor, state.global_step)
+    asked = hooks.args.per_device_train_batch_size
+    if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:
+        # What fitted in the last life fits in this one, and makes the same bits.
+        set_batch(run, hooks, state.train_batch_size)
     # A run that had no step left is not finished when it is given more; one that a callback
     # ended stays ended.
     control = callbacks.control
     if control.should_training_stop and state.global_step >= state.max_steps:
         control.should_training_stop = False
-    if planned != state.max_steps and hooks.makes_scheduler:
+    replan(run, hooks, state, callbacks)
+
+
+def set_batch(run: Run, hooks: TrainerHooks, batch: int) -> None:
+    """Cut what is left of the data into micro-batches of ``batch`` samples."""
+    run.deal = replace(run.deal, batch=batch)
+    if hooks.train_sampler is not None:
+        hooks.train_sampler.deal = run.deal
+
+
+def cut_batches(
+    run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: CallbackHandler, batch: int
+) -> None:
+    """Go on with smaller micro-batches, and plan the rest of the run for them."""
+    set_batch(run, hooks, batch)
+    replan(run, hooks, state, callbacks)
+
+
+def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: CallbackHandler) -> None:
+    """Plan the rest of the run from where it is; a schedule of ours goes on over its new length."""
+    planned = plan.planned_steps(hooks.args, run.deal, run.cursor, state.global_step)
+    # The schedule that was saved, and the one that was made for this life's arguments.
+    if {planned} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
         old, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned, run.optimizer)
         schedules.carry_over(old, run.scheduler, run.optimizer)
@@ -190,7 +229,7 @@ def restore(
         "train_dataloader": run.loader,
         "emit": run.saver.emit,
     }
-    state.max_steps = planned
+    state.max_steps = run.scheduled_steps = planned
     state.num_train_epochs = plan.planned_epochs(hooks.args, run.deal)
     state.train_batch_size = run.deal.batch
     state.compute_steps(hooks.args, planned)

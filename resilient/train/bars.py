@@ -32,9 +32,11 @@ class ProgressCallback(TrainerCallback):
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True
             )
 
-    def on_step_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+    def on_step_end(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Move the bar by one step."""
         if self.training_bar is not None:
+            # A smaller batch makes more steps.
+            self.training_bar.total = state.max_steps
             self.training_bar.update(1)
 
     def on_prediction_step(

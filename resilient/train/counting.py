@@ -60,6 +60,14 @@ class Counter:
         if self.flos_of is not None:
             self._flos += int(self.flos_of(inputs))
 
+    def mark(self) -> tuple[int, int]:
+        """Return what ``rewind`` needs to forget what is counted from now on."""
+        return self._tokens, self._flos
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Forget what was counted since ``mark``."""
+        self._tokens, self._flos = mark
+
     def end_step(self) -> None:
         """Tell the state the tokens of the step, if somebody wants them. Collective."""
         if self.tokens_of is not None:

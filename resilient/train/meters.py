@@ -46,6 +46,14 @@ class Meters:
         # On an accelerator nobody waits to know what it is.
         return torch.where(torch.isfinite(loss), loss.double(), stand_in)
 
+    def mark(self) -> torch.Tensor:
+        """Return what ``rewind`` needs to forget losses that are added from now on."""
+        return self._recent.clone()
+
+    def rewind(self, mark: torch.Tensor) -> None:
+        """Forget the losses that were added since ``mark``."""
+        self._recent.copy_(mark)
+
     def end_step(self, grad_norm: torch.Tensor, learning_rate: float) -> None:
         """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read."""
         self._grad_norm = grad_norm

@@ -71,6 +71,22 @@ class TokensNotCounted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCut(Event):
+    """A rank ran out of memory, so all go on with a smaller batch."""
+
+    level: ClassVar[Level] = Level.WARNING
+    old: int
+    new: int
+
+    def line(self) -> str:
+        """Say both sizes."""
+        return (
+            f"out of memory with {self.old} samples per device: the step is made anew with "
+            f"{self.new}, and none is left out or repeated"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
     """The loop begins, or goes on."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
     from resilient.train.counting import Counter
     from resilient.train.data import Cursor, Deal
+    from resilient.train.fitting import Fitting
     from resilient.train.meters import Meters
     from resilient.train.saving import Saver
     from resilient.train.stop import StopGate
@@ -51,6 +52,8 @@ class Run:
         gate: asked before each step.
         accumulation: micro-batches per step and rank.
         farewell: keeps this rank here until no other needs what it serves.
+        scheduled_steps: the length that the schedule was made for.
+        fitting: finds a batch that fits into memory, if asked to.
         is_over: whether all ranks ended here together, and none of them failed.
     """
 
@@ -67,6 +70,8 @@ class Run:
     gate: StopGate
     accumulation: int
     farewell: Callable[[], None]
+    scheduled_steps: int
+    fitting: Fitting | None = None
     is_over: bool = False
     parameters: list[nn.Parameter] = field(init=False)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError, Preempted
 from resilient.train import plan, schedules
-from resilient.train.assembly import assemble, restore
+from resilient.train.assembly import assemble, cut_batches, restore
 from resilient.train.base import TrainerBase
 from resilient.train.noise import noisy_embeddings
 from resilient.train.optimizers.create import set_mode
 from resilient.train.predicting import speeds
-from resilient.train.reporting import TrainingEnded, TrainingStarted, TrainingStopped
+from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
 from resilient.train.shown_states import shown_states
 from resilient.train.stop import listening_to_signals
@@ -20,6 +21,9 @@ from resilient.train.stop import listening_to_signals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from torch import nn
+
+    from resilient.train.fitting import Fitting
     from resilient.train.run import Run
 
 
@@ -132,30 +136,20 @@ class Trainer(TrainerBase):
         while not (self._is_done or control.should_epoch_stop or run.rounds_left() == 0):
             if not run.gate.enter(self.state.global_step + 1):
                 self._leave(run)
-            self._train_step(run, batches)
+            batches = self._train_step(run, batches)
             self._log_evaluate_save(run)
         fire("on_epoch_end")
         run.end_epoch(cut_short=control.should_epoch_stop)
         self._log_evaluate_save(run)
 
-    def _train_step(self, run: Run, batches: Iterator[Any]) -> None:
-        """Make one optimizer step of as many micro-batches as it takes."""
+    def _train_step(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """Make one optimizer step; return the micro-batches that come after it."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
         fire("on_step_begin")
-        # The last group of an epoch may be short; its loss is divided by its own size.
-        group = min(self.args.gradient_accumulation_steps, run.rounds_left())
-        self.current_gradient_accumulation_steps = group
-        samples, count = self.get_batch_samples(batches, group, self.session.device)
-        samples, counted = iter(samples), () if count is None else (count,)
-        for nth in range(1, group + 1):
-            inputs, last = next(samples), nth == group
-            with nullcontext() if last else run.strategy.no_sync(run.model):
-                run.meters.add_loss(self.training_step(run.model, inputs, *counted))
-            if run.counter.is_on:
-                run.counter.add(inputs)
-            run.cursor.advance(run.deal)
-            if not last:
-                fire("on_substep_end")
+        if run.fitting is None:
+            self._make_gradients(run, run.model, batches)
+        else:
+            batches = self._make_fitting_gradients(run, run.fitting, batches)
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
         run.meters.end_step(grad_norm, optimizer.param_groups[0]["lr"])
         # The save before may still be copying what the optimizer is about to change.
@@ -170,6 +164,35 @@ class Trainer(TrainerBase):
         state.epoch = plan.epoch_fraction(run.deal, run.cursor)
         run.counter.end_step()
         fire("on_step_end")
+        return batches
+
+    def _make_gradients(self, run: Run, model: nn.Module, batches: Iterator[Any]) -> None:
+        """Make the passes of a step: as many micro-batches as it takes."""
+        # The last group of an epoch may be short; its loss is divided by its own size.
+        group = min(self.args.gradient_accumulation_steps, run.rounds_left())
+        self.current_gradient_accumulation_steps = group
+        samples, count = self.get_batch_samples(batches, group, self.session.device)
+        samples, counted = iter(samples), () if count is None else (count,)
+        for nth in range(1, group + 1):
+            inputs, last = next(samples), nth == group
+            with nullcontext() if last else run.strategy.no_sync(run.model):
+                run.meters.add_loss(self.training_step(model, inputs, *counted))
+            if run.counter.is_on:
+                run.counter.add(inputs)
+            run.cursor.advance(run.deal)
+            if not last:
+                self.callback_handler.fire("on_substep_end")
+
+    def _make_fitting_gradients(
+        self, run: Run, fitting: Fitting, batches: Iterator[Any]
+    ) -> Iterator[Any]:
+        """Do the same with smaller and smaller batches until they fit (auto_find_batch_size)."""
+        while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
+            old, new = run.deal.batch, run.deal.batch // 2
+            cut_batches(run, self, self.state, self.callback_handler, new)
+            self._tell(BatchCut(old, new))
+            batches = run.batches(begins=False)
+        return batches
 
     def _tell_start(self, run: Run) -> None:
         state, cursor = self.state, run.cursor
