@@ -16,6 +16,7 @@ from resilient.train.callbacks import CallbackHandler, TrainerCallback
 from resilient.train.collate import default_data_collator
 from resilient.train.default_callbacks import default_callbacks
 from resilient.train.export import gather_state, write_model
+from resilient.train.memory import MemoryMeter
 from resilient.train.precision import Precision
 from resilient.train.predicting import TrainerPrediction
 from resilient.train.run import set_seed
@@ -54,6 +55,8 @@ class TrainerBase(TrainerPrediction):
     ) -> None:
         self.args = args or TrainingArguments()
         self.session = open_session(self.args)
+        self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
+        self.memory.start("init")
         # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
         is_theirs = self.args.random_numbers == "transformers"
         set_seed(self.args.seed + (0 if is_theirs else self.session.world.rank))
@@ -82,6 +85,7 @@ class TrainerBase(TrainerPrediction):
         self.callback_handler.context |= {"model": self.model, "emit": self._emit}
         self._registered: dict[str, Part] = {}
         self.learn_losses()
+        self.memory.stop("init")
         self.callback_handler.fire("on_init_end")
 
     def register(

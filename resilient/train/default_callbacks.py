@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from resilient.train.bars import ProgressCallback
 from resilient.train.callbacks import DefaultFlowCallback
+from resilient.train.watching import EmptyCacheCallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +25,7 @@ def default_callbacks(
         DefaultFlowCallback,
         *_trackers(args),
         *more,
+        *([EmptyCacheCallback] if args.torch_empty_cache_steps else []),
         *([ProgressCallback] if wants_bar else []),
     ]
 

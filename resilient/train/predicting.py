@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from resilient.events import Emitter, Event
     from resilient.train.callbacks import CallbackHandler
     from resilient.train.evaluation import Share
+    from resilient.train.memory import MemoryMeter
     from resilient.train.state import TrainerState
 
 
@@ -49,6 +50,7 @@ class TrainerPrediction(TrainerHooks):
     preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
     state: TrainerState
     callback_handler: CallbackHandler
+    memory: MemoryMeter
     _emit: Emitter
 
     def evaluate(
@@ -130,6 +132,7 @@ class TrainerPrediction(TrainerHooks):
     ) -> tuple[PredictionOutput, dict[str, float]]:
         """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
         clock, fire = self.session.clock, self.callback_handler.fire
+        self.memory.start(prefix)
         began_seconds, was_training = clock.monotonic_seconds(), self.model.training
         loader = self.get_eval_dataloader(dataset)
         share = getattr(loader, "share", None) or self._share_of(dataset)
@@ -154,7 +157,8 @@ class TrainerPrediction(TrainerHooks):
             raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
         output = self._judge_outputs(tally, share, by_batch, prefix)
         took_seconds = clock.monotonic_seconds() - began_seconds
-        return output, speeds(prefix, took_seconds, share.samples, batches)
+        speed = speeds(prefix, took_seconds, share.samples, batches)
+        return output, speed | self.memory.stop(prefix)
 
     def _judge_outputs(
         self, tally: Tally, share: Share, by_batch: BatchMetrics | None, prefix: str

@@ -71,6 +71,18 @@ class TokensNotCounted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFreed(Event):
+    """Memory was nearly used up, and what could be freed was."""
+
+    before: float
+    after: float
+
+    def line(self) -> str:
+        """Say the shares of memory."""
+        return f"freed memory: {self.before:.0%} of it was used, now {self.after:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
 class BatchCut(Event):
     """A rank ran out of memory, so all go on with a smaller batch."""
 

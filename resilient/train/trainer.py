@@ -12,6 +12,7 @@ from resilient.train.assembly import assemble, cut_batches, restore
 from resilient.train.base import TrainerBase
 from resilient.train.noise import noisy_embeddings
 from resilient.train.optimizers.create import set_mode
+from resilient.train.overflow import looking_at_numbers
 from resilient.train.predicting import speeds
 from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
@@ -89,11 +90,14 @@ class Trainer(TrainerBase):
             run.gate.start(self.state.global_step)
             stack.enter_context(listening_to_signals(run.gate))
             stack.push(run.settle)
+            stack.callback(self.memory.leave)
+            stack.enter_context(looking_at_numbers(self.model, self.args.debug))
             stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
             return self._train(run)
 
     def _train(self, run: Run) -> TrainOutput:
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
+        self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
         self._tell_start(run)
         run.model.train()
@@ -122,6 +126,7 @@ class Trainer(TrainerBase):
         metrics = {"train_loss": loss, "epoch": self.state.epoch}
         metrics["total_flos"] = self.state.total_flos
         metrics |= speeds("train", took_seconds, steps * run.step_samples, steps, tokens)
+        metrics |= self.memory.stop("train")
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _train_epoch(self, run: Run) -> None:

@@ -25,16 +25,11 @@ from typing import Any
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "parallelism_config": (None, {}),
     "push_to_hub": (False,),
-    "skip_memory_metrics": (True,),
-    "torch_empty_cache_steps": (None,),
     "use_liger_kernel": (False,),
 }
 
 # Argument -> names that the field knows and that are refused until they are there.
 NAMES_NOT_YET: dict[str, set[str]] = {
-    "debug": {
-        "underflow_overflow",
-    },
     "report_to": {
         "azure_ml",
         "dagshub",
