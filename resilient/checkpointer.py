@@ -254,8 +254,9 @@ class Checkpointer:
 
         Crash: as in ``save``.
         """
-        with self._stall.running():
-            self._overlap.wait()
+        if self._overlap.is_copying:
+            with self._stall.running():
+                self._overlap.wait()
 
     def wait(self, *, in_every_tier: bool = False) -> None:
         """Wait until the save in flight is durable; if asked, until a near tier's is promoted.

@@ -27,6 +27,11 @@ class Overlap:
         """Whether there is nothing to wait for."""
         return self._work is None or self._work.done()
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether there are copies that nobody has settled."""
+        return self._copies is not None
+
     def start(self, work: Callable[[], None]) -> None:
         """Do something that only concerns the saves to come; what it raises is forgotten."""
         self._work = self._thread.submit(attempt, work)

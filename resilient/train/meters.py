@@ -36,14 +36,20 @@ class Meters:
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
+        if loss.device.type == "cpu":
+            # A number is added faster than a tensor of another type.
+            value = loss.item()
+            if not self._filters or math.isfinite(value):
+                self._recent += value
+                return
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or the field's stand-in for one that is NaN or infinite."""
-        if loss.device.type == "cpu" and math.isfinite(loss.item()):
-            return loss
+        """Return the loss, or the field's stand-in for one that is NaN or infinite.
+
+        On an accelerator nobody waits to know what it is.
+        """
         stand_in = self._recent / (1 + self.recent_steps)
-        # On an accelerator nobody waits to know what it is.
         return torch.where(torch.isfinite(loss), loss.double(), stand_in)
 
     def mark(self) -> torch.Tensor:
