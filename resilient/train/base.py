@@ -13,10 +13,11 @@ from resilient.train import results
 from resilient.train.arguments import TrainingArguments
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks import CallbackHandler, TrainerCallback
-from resilient.train.collate import default_data_collator
+from resilient.train.collate import collator_for
 from resilient.train.default_callbacks import default_callbacks
 from resilient.train.export import gather_state, write_model
 from resilient.train.memory import MemoryMeter
+from resilient.train.papers import processing_of, write_beside
 from resilient.train.precision import Precision
 from resilient.train.predicting import TrainerPrediction
 from resilient.train.run import set_seed
@@ -52,6 +53,8 @@ class TrainerBase(TrainerPrediction):
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        processing_class: Any = None,
+        tokenizer: Any = None,
     ) -> None:
         self.args = args or TrainingArguments()
         self.session = open_session(self.args)
@@ -66,7 +69,8 @@ class TrainerBase(TrainerPrediction):
         self.model_wrapped = self.model
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
-        self.data_collator = data_collator or default_data_collator
+        self.processing_class = processing_of(processing_class, tokenizer)
+        self.data_collator = data_collator or collator_for(self.processing_class)
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
@@ -82,7 +86,11 @@ class TrainerBase(TrainerPrediction):
             default_callbacks(self.args, callbacks), self.args, self.state, self.control
         )
         self._emit = self.session.emit
-        self.callback_handler.context |= {"model": self.model, "emit": self._emit}
+        self.callback_handler.context |= {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "emit": self._emit,
+        }
         self._registered: dict[str, Part] = {}
         self.learn_losses()
         self.memory.stop("init")
@@ -121,14 +129,23 @@ class TrainerBase(TrainerPrediction):
         """Remove and return a callback, given itself or its class; None if there is none."""
         return self.callback_handler.pop_callback(callback)
 
-    def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model's weights for use elsewhere, on rank zero (``model.safetensors``).
+    def save_model(
+        self,
+        output_dir: str | None = None,
+        _internal_call: bool = False,  # noqa: FBT001, FBT002 - the field's signature
+    ) -> None:
+        """Write the model for use elsewhere, on rank zero, as ``from_pretrained`` reads it.
+
+        Weights (``model.safetensors``; of PEFT's only the adapter), configurations, the tokenizer
+        if it was given, and the arguments (``training_args.json``).
 
         Collective if the model is sharded: its weights are gathered on rank zero.
         """
         state = gather_state(self.model, keep=self.state.is_world_process_zero)
         if self.state.is_world_process_zero:
-            write_model(self.model, state, Path(output_dir or self.args.output_dir))
+            folder = Path(output_dir or self.args.output_dir)
+            write_model(self.model, state, folder)
+            write_beside(folder, self.processing_class, self.args.to_dict())
 
     def load_model(self, checkpoint: str) -> str:
         """Load only the weights of a checkpoint, of any run of this model. Collective.

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def collator_for(processing: Any) -> Callable[[Any], Any]:
+    """Return what makes batches unless the user says: a tokenizer pads, else they are stacked."""
+    if not hasattr(processing, "pad"):
+        return default_data_collator
+    from transformers import DataCollatorWithPadding
+
+    collator: Callable[[Any], Any] = DataCollatorWithPadding(processing)
+    return collator
 
 
 def default_data_collator(features: Sequence[Any]) -> Any:

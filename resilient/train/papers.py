@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,20 @@ def papers_of(model: nn.Module, processing: Any) -> dict[str, Part]:
     return parts
 
 
+def processing_of(processing_class: Any, tokenizer: Any) -> Any:
+    """Return what turns data into a model's inputs, also where its older name is used.
+
+    Raises:
+        ConfigError: both names are.
+    """
+    if tokenizer is None:
+        return processing_class
+    if processing_class is not None:
+        raise ConfigError("`tokenizer` is the older name of `processing_class`: use one of them")
+    warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=3)
+    return tokenizer
+
+
 def base_model(model: Any) -> Any:
     """Return the model inside adapters, or the model itself."""
     inner = getattr(model, "get_base_model", None)
@@ -113,6 +128,20 @@ def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
             raise ConfigError(f"a tokenizer's file `{name}` would lie outside of `{folder}`")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data.numpy().tobytes())
+
+
+def write_beside(folder: Path, processing: Any, args: Mapping[str, Any]) -> None:
+    """Write the tokenizer and the arguments of the run into a model's folder.
+
+    Args:
+        folder: is there.
+        processing: a tokenizer or processor, or None.
+        args: JSON-able.
+    """
+    if processing is not None:
+        processing.save_pretrained(folder)
+    text = json.dumps(args, indent=2, sort_keys=True) + "\n"
+    (folder / "training_args.json").write_text(text, encoding="utf-8")
 
 
 def _generates(model: Any) -> bool:

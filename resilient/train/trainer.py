@@ -52,6 +52,8 @@ class Trainer(TrainerBase):
         optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
         preprocess_logits_for_metrics: predictions and labels of a batch -> what is kept of the
             predictions, when all would not fit.
+        processing_class: the tokenizer or processor of the data; saved beside the model, and pads
+            batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
     """
 
     _ignore_keys_for_eval: Sequence[str] | None = None

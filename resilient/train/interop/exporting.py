@@ -18,8 +18,16 @@ from resilient.state.stage import pack
 from resilient.storage.local import LocalStore
 from resilient.storage.open import open_store
 from resilient.train.interop import theirs
-from resilient.train.interop.files import OPTIMIZER, SCALER, SCHEDULER, STATE, WEIGHTS
-from resilient.train.papers import PAPERS, write_papers
+from resilient.train.interop.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    OPTIMIZER,
+    SCALER,
+    SCHEDULER,
+    STATE,
+    WEIGHTS,
+)
+from resilient.train.papers import ADAPTER, PAPERS, PROCESSING, write_papers
 from resilient.vault.registry.catalog import read_manifest, resolve
 
 if TYPE_CHECKING:
@@ -117,8 +125,7 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     optimizer = parts["optimizer"]
-    tensors = theirs.weights(parts["model"], optimizer)
-    LocalStore(draft).put(WEIGHTS, pack(tensors, {"format": "pt"}))
+    _write_model(draft, parts)
     torch.save(theirs.optimizer_by_position(optimizer), draft / OPTIMIZER)
     groups = optimizer["param_groups"]
     torch.save(theirs.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
@@ -128,8 +135,29 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
     best = _best_beside(target, parts["trainer_state"])
     state = theirs.trainer_state(parts["trainer_state"], parts["callbacks"], best)
     _write_json(draft / STATE, state)
-    write_papers(draft, parts)
     draft.rename(target)
+
+
+def _write_model(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights and what belongs to them; of an adapted model only the adapter."""
+    model, optimizer, adapter = parts["model"], parts["optimizer"], parts.get(ADAPTER)
+    if adapter is None:
+        tensors = theirs.weights(model, optimizer)
+        LocalStore(draft).put(WEIGHTS, pack(tensors, {"format": "pt"}))
+        write_papers(draft, parts)
+        return
+    names = adapter["names"]
+    trained = {name for group in optimizer["param_groups"] for name in group["params"]}
+    beside = sorted(trained - set(names.values()))
+    if beside:
+        raise IncompatibleCheckpoint(
+            f"`{beside[0]}` is trained and is no part of the adapter, so PEFT would not save it",
+            hint="name its module in `modules_to_save` of the adapter's configuration",
+        )
+    tensors = {key: model[name] for key, name in names.items()}
+    LocalStore(draft).put(ADAPTER_WEIGHTS, pack(tensors, {"format": "pt"}))
+    _write_json(draft / ADAPTER_CONFIG, adapter["config"])
+    write_papers(draft, {name: one for name, one in parts.items() if name == PROCESSING})
 
 
 def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
@@ -106,7 +108,7 @@ class TransformersCheckpoint:
         return max(1, len(numbers))
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the model's tensors by name, as they lie in one or several files.
+        """Return the tensors of the model, or only of its adapter, from one or several files.
 
         Raises:
             IncompatibleCheckpoint: it holds none that this can read.
@@ -114,6 +116,8 @@ class TransformersCheckpoint:
         """
         if (self.folder / WEIGHTS).exists():
             return self._tensors(WEIGHTS)
+        if (self.folder / ADAPTER_WEIGHTS).exists():
+            return self._tensors(ADAPTER_WEIGHTS)
         if not (self.folder / INDEX).exists():
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` holds neither {WEIGHTS} nor {INDEX}",

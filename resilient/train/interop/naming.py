@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.train.adapters import adapter_of, is_adapted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
 
     import torch
     from torch import nn
@@ -21,10 +22,20 @@ class Naming:
     Attributes:
         trained: names of the parameters of each of the optimizer's groups, in its order.
         tied: names of one and the same tensor, of which a file of weights holds only one.
+        adapter: names in a file of PEFT's -> those of the model; empty without an adapter.
+        base: the tensors of an adapted model, of which such a file holds only a few.
     """
 
     trained: tuple[tuple[str, ...], ...]
     tied: tuple[tuple[str, ...], ...]
+    adapter: Mapping[str, str] = field(default_factory=dict)
+    base: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return all tensors of the model, of which a file holds those that it needs."""
+        if not self.adapter:
+            return tie(tensors, self.tied)
+        return {**self.base, **{self.adapter.get(key, key): one for key, one in tensors.items()}}
 
 
 def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
@@ -39,7 +50,10 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
     """
     names = {id(one): name for name, one in model.named_parameters()}
     trained = tuple(tuple(names[id(one)] for one in group["params"]) for group in groups)
-    return Naming(trained, tied_names(model))
+    naming = Naming(trained, tied_names(model))
+    if not is_adapted(model):
+        return naming
+    return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:

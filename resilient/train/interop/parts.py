@@ -10,7 +10,6 @@ import torch
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.format.names import rank_part
 from resilient.state.capture import Part
-from resilient.train.interop.naming import Naming, tie
 from resilient.train.papers import DOCUMENTS
 from resilient.train.state import TrainerState
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from resilient.train.interop.files import TransformersCheckpoint
+    from resilient.train.interop.naming import Naming
 
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 _FLAGS = ("should_training_stop", "should_epoch_stop")
@@ -49,13 +49,13 @@ def parts_of(found: TransformersCheckpoint, naming: Naming, best: str) -> dict[s
         IncompatibleCheckpoint: it holds no optimizer, or that of another model.
         IntegrityError: a file is damaged, or its files are of several checkpoints.
     """
-    weights = found.weights()
+    weights = naming.complete(found.weights())
     optimizer, kept = named_optimizer(found, naming, weights)
     state = found.state
     is_best = state.get("best_global_step") == found.step
     scaler = found.scaler()
     whole: dict[str, Mapping[str, Any]] = {
-        "model": tie(weights, naming.tied),
+        "model": weights,
         "optimizer": optimizer,
         "scheduler": _of_groups(found.scheduler(), kept),
         **({"scaler": scaler} if scaler is not None else {}),
@@ -102,7 +102,7 @@ def named_optimizer(
         for number, name in zip(group["params"], own, strict=True)
     }
     state = {names[number]: dict(one) for number, one in plain["state"].items()}
-    _require_fit(found, state, tie(weights, naming.tied))
+    _require_fit(found, state, weights)
     renamed = [
         {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
     ]
