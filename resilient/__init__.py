@@ -33,6 +33,8 @@ _HOMES = {
     "TrainerCallback": "resilient.train.callbacks",
     "TrainerControl": "resilient.train.state",
     "TrainerState": "resilient.train.state",
+    "Seq2SeqTrainer": "resilient.train.seq2seq",
+    "Seq2SeqTrainingArguments": "resilient.train.seq2seq",
     "TrainingArguments": "resilient.train.arguments",
     "metrics_for": "resilient.train.metrics",
     "open_checkpointer": "resilient.opening",

@@ -229,8 +229,9 @@ def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: Callba
         "train_dataloader": run.loader,
         "emit": run.saver.emit,
     }
-    state.max_steps = run.scheduled_steps = planned
-    state.num_train_epochs = plan.planned_epochs(hooks.args, run.deal)
+    run.scheduled_steps = planned
+    epochs = plan.planned_epochs(hooks.args, run.deal)
+    state.init_training_references(hooks, planned, epochs, getattr(hooks, "trial", None))
     state.train_batch_size = run.deal.batch
     state.compute_steps(hooks.args, planned)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part, Stateful
-from resilient.train import results
+from resilient.train import results, searching
 from resilient.train.arguments import TrainingArguments
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks import CallbackHandler, TrainerCallback
@@ -27,7 +27,7 @@ from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.weights import load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -35,14 +35,25 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from resilient.train.evaluation import EvalPrediction
+    from resilient.train.search import BestRun, Study
 
 
 class TrainerBase(TrainerPrediction):
     """Everything of a trainer but ``train``; see :class:`resilient.Trainer` for the arguments."""
 
+    made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    trial: Any = None
+    hp_name: Callable[[Any], str] | None = None
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Remember what a trainer is made with: a search makes others like it."""
+        made = super().__new__(cls)
+        made.made_with = (given, named)
+        return made
+
     def __init__(  # noqa: PLR0913 - the field's signature
         self,
-        model: nn.Module,
+        model: nn.Module | None = None,
         args: TrainingArguments | None = None,
         *,
         train_dataset: Any = None,
@@ -55,6 +66,7 @@ class TrainerBase(TrainerPrediction):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         processing_class: Any = None,
         tokenizer: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
     ) -> None:
         self.args = args or TrainingArguments()
         self.session = open_session(self.args)
@@ -64,9 +76,10 @@ class TrainerBase(TrainerPrediction):
         is_theirs = self.args.random_numbers == "transformers"
         set_seed(self.args.seed + (0 if is_theirs else self.session.world.rank))
         settle_process(self.args, self.session.device)
+        self.model_init = model_init
+        model = searching.first_model(model, model_init)
         settle_model(self.args, model)
-        self.model = model.to(self.session.device)
-        self.model_wrapped = self.model
+        self.model = self.model_wrapped = model.to(self.session.device)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.processing_class = processing_of(processing_class, tokenizer)
@@ -95,6 +108,38 @@ class TrainerBase(TrainerPrediction):
         self.learn_losses()
         self.memory.stop("init")
         self.callback_handler.fire("on_init_end")
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, Any]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | Sequence[str] = "minimize",
+        backend: str | Study = "optuna",
+        hp_name: Callable[[Any], str] | None = None,
+        **options: Any,
+    ) -> BestRun | list[BestRun]:
+        """Train with many sets of hyper-parameters and return the best. Collective.
+
+        Each trial is a training of its own in ``<output_dir>/run-<number>``, with a new model of
+        ``model_init``. A search that was killed goes on: with the trial that was under way, where
+        it was, and with as many others as are missing.
+
+        Args:
+            hp_space: trial -> values by the names of arguments; others are for ``model_init``.
+            compute_objective: metrics -> what is searched for; None: their sum, or the loss.
+            n_trials: how many, in all lives of the search.
+            direction: ``minimize``, ``maximize``, or one of them for each objective.
+            backend: ``optuna``, or a study of yours (:class:`resilient.train.search.Study`).
+            hp_name: trial -> its name, for ``trial_name`` of the state.
+            **options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
+
+        Raises:
+            ConfigError: there is no ``model_init``, or Optuna is not installed.
+        """
+        plan = searching.Plan(hp_space, compute_objective, n_trials, direction, hp_name)
+        found = searching.start(self, plan, backend, options)
+        return found[0] if isinstance(direction, str) else found
 
     def register(
         self,

@@ -108,6 +108,25 @@ class TrainerState:
             if name.startswith("eval_") and isinstance(value, int | float)
         }
 
+    def init_training_references(
+        self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any
+    ) -> None:
+        """Take what a training begins with: its length, and the trial that it is of.
+
+        Args:
+            trainer: its ``hp_name`` names trials.
+            max_steps: the number of the last step.
+            num_train_epochs: the epochs that are begun.
+            trial: of a hyper-parameter search, or a dict of its values, or None.
+        """
+        self.max_steps = max_steps
+        self.num_train_epochs = num_train_epochs
+        self.is_hyper_param_search = trial is not None
+        self.trial_name = self.trial_params = None
+        if trial is not None:
+            self.trial_name = trainer.hp_name(trial) if trainer.hp_name else None
+            self.trial_params = dict(getattr(trial, "params", trial))
+
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Turn the cadences of ``args`` into whole steps; a value below 1 is a ratio."""
         eval_steps = args.logging_steps if args.eval_steps is None else args.eval_steps

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError, Preempted
-from resilient.train import plan, schedules
+from resilient.train import plan, schedules, searching
 from resilient.train.assembly import assemble, cut_batches, restore
 from resilient.train.base import TrainerBase
 from resilient.train.noise import noisy_embeddings
@@ -42,14 +42,16 @@ class Trainer(TrainerBase):
     Args:
         model: any module that returns its loss first or as ``loss``; moved to the device.
         args: what the run is told.
-        train_dataset: map-style.
-        eval_dataset: map-style, or a dict of them (metrics ``eval_<name>_*``).
+        train_dataset: map-style, or a stream (``IterableDataset``).
+        eval_dataset: either, or a dict of them (metrics ``eval_<name>_*``).
         data_collator: samples -> batch; None stacks them.
         compute_loss_func: ``(outputs, labels, num_items_in_batch)`` -> loss; the labels are kept
             from the model.
         compute_metrics: ``EvalPrediction`` -> dict of numbers.
         callbacks: after the built-in ones, in this order.
         optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
+        model_init: makes the model instead, and a new one for each trial of a search, which it is
+            given if it takes an argument.
         preprocess_logits_for_metrics: predictions and labels of a batch -> what is kept of the
             predictions, when all would not fit.
         processing_class: the tokenizer or processor of the data; saved beside the model, and pads
@@ -61,7 +63,7 @@ class Trainer(TrainerBase):
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001 - the field's signature
-        *,
+        trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
         """Train to the end, from wherever the last life got to.
@@ -72,6 +74,8 @@ class Trainer(TrainerBase):
                 checkpoint's name, or its path in the repository, picks it, the newest of that
                 step if it says no generation (``checkpoint-120``); a folder that Hugging Face's
                 Trainer saved is taken over and gone on with.
+            trial: of a hyper-parameter search, or a dict of values by the names of arguments: the
+                model is made anew by ``model_init``.
             ignore_keys_for_eval: outputs of the model that are no predictions, in evaluations
                 that training makes; None: those that its config names.
 
@@ -83,6 +87,8 @@ class Trainer(TrainerBase):
             NothingToResume: the repository holds no such checkpoint.
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
+        if trial is not None:
+            searching.take_trial(self, trial)
         with ExitStack() as stack:
             stack.callback(self.callback_handler.close)
             run = assemble(self, self.state, self.callback_handler, self._registered)

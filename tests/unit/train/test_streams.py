@@ -271,6 +271,8 @@ class Empty(IterableDataset):
         (Empty(), {}, "`Empty` is empty"),
         (Stream(3), {"dataloader_drop_last": True}, "less than one round"),
         (Stream(), {"train_sampling_strategy": "group_by_length"}, "a stream is trained on"),
+        (Stream(), {"auto_find_batch_size": True}, "needs a train_dataset with a length"),
+        (Stream(), {"random_numbers": "transformers"}, "needs a train_dataset with a length"),
     ],
 )
 def test_what_a_stream_cannot_do_is_said(tmp_path, repository, stream, options, said):

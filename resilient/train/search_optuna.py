@@ -1,0 +1,112 @@
+"""Optuna's studies, kept in a file beside the trials."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.train.search import BestRun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FILE = "study.log"
+
+
+class OptunaStudy:
+    """A study of so many trials in all its lives.
+
+    Args:
+        folder: where the file of the study is, unless ``storage`` is given.
+        n_trials: how many, finished ones of earlier lives included.
+        direction: ``minimize`` or ``maximize``, or a list of them.
+        seed: the default sampler of each trial is seeded with this and its number, so that a
+            study that was killed asks for what an unbroken one asks for.
+        options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        n_trials: int,
+        direction: str | Sequence[str],
+        seed: int,
+        **options: Any,
+    ) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise ConfigError(
+                "hyperparameter_search needs Optuna, or a `backend` of yours",
+                hint="pip install resilient-train[search]",
+            ) from error
+        self._optuna = optuna
+        self._n_trials = n_trials
+        self._seed = None if options.get("sampler") else seed
+        several = (
+            {"direction": direction}
+            if isinstance(direction, str)
+            else {"directions": list(direction)}
+        )
+        named = {"study_name": "search", **options}
+        named.setdefault("storage", self._file(folder))
+        self.study = optuna.create_study(load_if_exists=True, **several, **named)
+
+    def ask(self) -> Any:
+        """Return the trial that nobody was told the end of, or a new one; None: enough."""
+        trials = self.study.get_trials(deepcopy=False)
+        running = self._optuna.trial.TrialState.RUNNING
+        for one in trials:
+            if one.state == running:
+                self._seed_for(one.number)
+                return self._optuna.trial.Trial(self.study, one._trial_id)  # noqa: SLF001 - as its class asks
+        if len(trials) >= self._n_trials:
+            return None
+        self._seed_for(len(trials))
+        return self.study.ask()
+
+    def _seed_for(self, number: int) -> None:
+        if self._seed is not None:
+            self.study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + number)
+
+    def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
+        """Write down how a trial ended; one without a number has failed."""
+        states = self._optuna.trial.TrialState
+        if pruned:
+            self.study.tell(trial, state=states.PRUNED)
+        elif any(math.isnan(one) for one in values):
+            self.study.tell(trial, state=states.FAIL)
+        else:
+            self.study.tell(trial, values)
+
+    def best(self) -> list[BestRun]:
+        """Return the best trials.
+
+        Raises:
+            ConfigError: none has ended with a number.
+        """
+        runs = [
+            BestRun(
+                str(one.number),
+                one.values[0] if len(one.values) == 1 else list(one.values),
+                dict(one.params),
+                self.study,
+            )
+            for one in self.study.best_trials
+        ]
+        if not runs:
+            raise ConfigError("no trial of the search ended with an objective that is a number")
+        return runs
+
+    def _file(self, folder: str) -> Any:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        path = Path(folder) / _FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(path)))

@@ -1,0 +1,114 @@
+"""Where a trainer meets a hyper-parameter search: its start, and each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilient.errors import ConfigError
+from resilient.train.arguments.checks import check
+from resilient.train.run import set_seed
+from resilient.train.search import search
+from resilient.train.settings import settle_model
+from resilient.train.trials import (
+    argument_values,
+    call_model_init,
+    default_objective,
+    default_space,
+    params_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from resilient.train.search import BestRun, Study
+
+
+class Plan(NamedTuple):
+    """What a search is told; see ``Trainer.hyperparameter_search``."""
+
+    hp_space: Callable[[Any], Mapping[str, Any]] | None
+    compute_objective: Callable[[dict[str, Any]], Any] | None
+    n_trials: int
+    direction: str | Sequence[str]
+    hp_name: Callable[[Any], str] | None
+
+
+def start(
+    trainer: Any, plan: Plan, backend: str | Study, options: Mapping[str, Any]
+) -> list[BestRun]:
+    """Search, on rank zero with a study, on the others with what that says. Collective.
+
+    Raises:
+        ConfigError: the trainer cannot make a model for each trial, or the backend is not known.
+    """
+    if trainer.model_init is None:
+        raise ConfigError(
+            "hyperparameter_search needs `model_init`: each trial begins with a new model, so give "
+            "the Trainer a function that makes one instead of `model`"
+        )
+    if trainer.made_with[1].get("optimizers", (None, None)) != (None, None):
+        raise ConfigError(
+            "hyperparameter_search makes an optimizer for each trial: leave `optimizers` out, or "
+            "override `create_optimizer`"
+        )
+    study = (
+        _study(trainer, plan, backend, options) if trainer.session.world.is_coordinator else None
+    )
+    space, objective = plan.hp_space or default_space, plan.compute_objective or default_objective
+    return search(trainer, study, space, objective, plan.hp_name)
+
+
+def _study(trainer: Any, plan: Plan, backend: str | Study, options: Mapping[str, Any]) -> Study:
+    if not isinstance(backend, str):
+        return backend
+    if backend != "optuna":
+        raise ConfigError(f"`backend` {backend!r} is not known: use 'optuna', or a study of yours")
+    from resilient.train.search_optuna import OptunaStudy
+
+    args = trainer.args
+    return OptunaStudy(args.output_dir, plan.n_trials, plan.direction, args.seed, **options)
+
+
+def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:
+    """Return the model that a trainer begins with.
+
+    Raises:
+        ConfigError: there is none, or there are two.
+    """
+    if model is not None and model_init is not None:
+        raise ConfigError("`model` and `model_init` are both given: leave one of them out")
+    if model is not None:
+        return model
+    if model_init is None:
+        raise ConfigError("the trainer has no model: give `model`, or `model_init` that makes one")
+    made: nn.Module = call_model_init(model_init, None)
+    return made
+
+
+def take_trial(trainer: Any, trial: Any) -> None:
+    """Make a trainer that of a trial: its arguments, if they are given, and a new model.
+
+    Raises:
+        ConfigError: a value is not accepted, or is no argument's.
+    """
+    trainer.trial = trial
+    args = trainer.args
+    if isinstance(trial, Mapping):
+        for name, value in argument_values(params_of(trial), args, trainer.model_init).items():
+            setattr(args, name, value)
+        check(args)
+    if trainer.model_init is None:
+        return
+    # As in a trainer that is new.
+    is_theirs = args.random_numbers == "transformers"
+    set_seed(args.seed + (0 if is_theirs else trainer.session.world.rank))
+    model = call_model_init(trainer.model_init, trial)
+    settle_model(args, model)
+    trainer.model = trainer.model_wrapped = model.to(trainer.session.device)
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.callback_handler.context["model"] = trainer.model
+    trainer.__dict__.pop("label_names", None)
+    trainer.learn_losses()

@@ -1,0 +1,185 @@
+"""Sequence to sequence: evaluation by what a model generates, not by what it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError
+from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.fields.option import option
+from resilient.train.batch import find_labels
+from resilient.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from resilient.train.evaluation import PredictionOutput
+
+# What was made from the labels for the decoder; a model that generates makes its own.
+_DECODERS = ("decoder_input_ids", "decoder_attention_mask")
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """Training arguments with those of generation.
+
+    >>> args = Seq2SeqTrainingArguments("out", predict_with_generate=True)
+    """
+
+    predict_with_generate: bool = option(
+        default=False, help="evaluate what `model.generate` returns, for metrics of texts"
+    )
+    generation_max_length: int | None = option(
+        None, "`max_length` of generation in evaluations; None: the model's own"
+    )
+    generation_num_beams: int | None = option(
+        None, "`num_beams` of generation in evaluations; None: the model's own"
+    )
+    generation_config: str | None = option(
+        None, "folder or file with a GenerationConfig of Transformers that the model gets"
+    )
+
+
+class Seq2SeqTrainer(Trainer):
+    """A trainer whose predictions are what the model generates.
+
+    With ``predict_with_generate`` the predictions that ``compute_metrics`` gets are tokens,
+    shape (samples, longest), filled up with the padding token; the loss is that of the labels
+    all the same. The model needs ``generate(**inputs, **options)``.
+    """
+
+    args: Any
+    _gen_kwargs: Mapping[str, Any] | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if getattr(self.args, "generation_config", None):
+            self.model.generation_config = _read_config(self.args.generation_config)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, Any]:
+        """Evaluate as any trainer; ``gen_kwargs`` are given to ``generate``. Collective."""
+        self._gen_kwargs = self._generation(gen_kwargs)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """Predict as any trainer; ``gen_kwargs`` are given to ``generate``. Collective."""
+        self._gen_kwargs = self._generation(gen_kwargs)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool,  # noqa: FBT001 - the field's signature
+        ignore_keys: Sequence[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Return ``(loss, generated tokens, labels)`` of a batch.
+
+        Raises:
+            ConfigError: the model cannot generate.
+        """
+        generates = getattr(self.args, "predict_with_generate", False)
+        if not generates or prediction_loss_only:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        loss, labels = None, find_labels(inputs, self.label_names)
+        if labels is not None:
+            loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)  # noqa: FBT003
+        options = gen_kwargs or self._gen_kwargs or self._generation({})
+        with torch.no_grad(), self.precision.autocast():
+            tokens = self._generate(self._prepare_inputs(inputs), options)
+        return loss, self._padded(tokens, options), labels
+
+    def _generation(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options of generation: those told, else the arguments', else the model's own."""
+        options = dict(told)
+        longest = getattr(self.args, "generation_max_length", None)
+        if options.get("max_length") is None and options.get("max_new_tokens") is None:
+            options["max_length"] = longest
+        if options.get("num_beams") is None:
+            options["num_beams"] = getattr(self.args, "generation_num_beams", None)
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _generate(self, inputs: Any, options: Mapping[str, Any]) -> torch.Tensor:
+        generate: Any = getattr(self.model, "generate", None)
+        if generate is None or not isinstance(inputs, Mapping):
+            raise ConfigError(
+                f"`predict_with_generate` needs a model with `generate` and batches with names: "
+                f"`{type(self.model).__name__}` and `{type(inputs).__name__}` are not"
+            )
+        used = {name: one for name, one in inputs.items() if name not in self.label_names}
+        if find_labels(inputs, self.label_names) is not None:
+            used = {name: one for name, one in used.items() if name not in _DECODERS}
+        # Ranks that hold parts of one model must take as many turns as the slowest.
+        together = {"synced_gpus": True} if self.session.computes_together else {}
+        tokens: torch.Tensor = generate(**used, **{**together, **options})
+        return tokens
+
+    def _padded(self, tokens: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        """Return tokens as long as they may be, so that all batches and ranks agree."""
+        config = getattr(self.model, "generation_config", None)
+        longest = options.get("max_length") or getattr(config, "max_length", None)
+        more = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
+        if more is not None and not options.get("max_length"):
+            longest = more + 1
+        missing = (longest or 0) - tokens.shape[-1]
+        if missing <= 0:
+            return tokens
+        return torch.nn.functional.pad(tokens, (0, missing), value=self._pad_token())
+
+    def _pad_token(self) -> int:
+        """Return what fills up sequences.
+
+        Raises:
+            ConfigError: nobody says.
+        """
+        homes = (getattr(self, "processing_class", None), getattr(self.model, "config", None))
+        for home in homes:
+            for name in ("pad_token_id", "eos_token_id"):
+                token = getattr(home, name, None)
+                if isinstance(token, int):
+                    return token
+        raise ConfigError(
+            "generated sequences differ in length and nothing says what fills them up: set "
+            "`pad_token_id` in the model's config, or give a tokenizer as `processing_class`"
+        )
+
+
+def _read_config(place: str) -> Any:
+    """Return the GenerationConfig of a folder or a file.
+
+    Raises:
+        ConfigError: there is none, or Transformers is not installed.
+    """
+    from pathlib import Path
+
+    try:
+        from transformers import GenerationConfig
+    except ImportError as error:
+        raise ConfigError(
+            "`generation_config` needs Transformers", hint="pip install resilient-train[hf]"
+        ) from error
+    path = Path(place)
+    folder, name = (path, None) if path.is_dir() else (path.parent, path.name)
+    try:
+        return GenerationConfig.from_pretrained(str(folder), name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`generation_config` `{place}` is not there: {error}") from error
