@@ -1,10 +1,11 @@
-"""Defects of optimizers and schedules that a resume must not have."""
+"""Defects of optimizers, schedules and steps that a run must not have."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 MATRIX = "tests/unit/train/test_matrix.py"
+FITTING = "tests/unit/train/test_fitting.py"
 
 MUTANTS = [
     Mutant(
@@ -27,5 +28,33 @@ MUTANTS = [
         "        scheduler.step(metric_of(args, metrics))\n",
         "        pass\n",
         f"{MATRIX} -k moved_by_the_metric",
+    ),
+    Mutant(
+        "a step that ran out of memory keeps the random numbers that it drew",
+        "resilient/train/fitting.py",
+        "        RandomState().load_state_dict(self.random)\n",
+        "",
+        FITTING,
+    ),
+    Mutant(
+        "a step that ran out of memory keeps the losses of its passes",
+        "resilient/train/fitting.py",
+        "        run.meters.rewind(self.loss)\n",
+        "",
+        FITTING,
+    ),
+    Mutant(
+        "a schedule over the arguments' length stays though the run has another",
+        "resilient/train/assembly.py",
+        "{state.max_steps, run.scheduled_steps}",
+        "{state.max_steps}",
+        FITTING,
+    ),
+    Mutant(
+        "a loss over all tokens is divided by the micro-batches once more",
+        "resilient/train/stepping.py",
+        "            is_scaled = bool(counted)\n",
+        "            is_scaled = False\n",
+        "tests/unit/train/test_losses.py",
     ),
 ]

@@ -53,6 +53,7 @@ class Remembers(Trainer):
         index = inputs.pop("index").tolist()
         loss = super().training_step(model, inputs)
         self.now = [*getattr(self, "now", []), *index]
+        self.losses = [*getattr(self, "losses", []), loss.item()]
         return loss
 
 
@@ -124,6 +125,8 @@ def test_memory_that_runs_out_later_keeps_the_position(tmp_path, repository):
     assert trainer.now == order[:24] + order[16:]
     assert trainer.state.train_batch_size == 4
     assert trainer.state.global_step == 1 + math.ceil(math.ceil(34 / 4) / 2)
+    # The loss of the pass that was made before it failed is forgotten.
+    assert trainer.state.log_history[1]["loss"] == sum(trainer.losses[3:5])
     assert trainer.state.epoch == 1.0
 
 
