@@ -17,13 +17,18 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
     """Give every rank the values of rank 0. Collective."""
     with torch.no_grad():
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(_local(tensor.detach()), src=0)
 
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
+        dist.broadcast(_local(buffer), src=0)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory here of a tensor that a mesh knows of; buffers are whole on all ranks."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def begin_with_rank_0(model: nn.Module, _: object) -> None:

@@ -61,15 +61,22 @@ class FsdpStrategy:
         if isinstance(model, FSDPModule):
             return model
         refuse_scalars(model)
-        units = units_of(model, self.options)
         broadcast([*model.parameters(), *model.buffers()])
-        mesh = data_mesh(self.device, self.options)
+        self.shard(model, data_mesh(self.device, self.options))
+        model.register_forward_pre_hook(begin_with_rank_0)
+        return model
+
+    def shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Shard the model over a mesh of one dimension, or of (replicas, ranks of each).
+
+        Raises:
+            ConfigError: as ``prepare``.
+        """
+        units = units_of(model, self.options)
         for module in [*units, model]:
             self._shard(module, mesh)
         _require_sharded(model)
         self._prefetch([model, *reversed(units)])
-        model.register_forward_pre_hook(begin_with_rank_0)
-        return model
 
     def _shard(self, module: nn.Module, mesh: DeviceMesh) -> None:
         options = self.options

@@ -128,7 +128,7 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     if hooks.args.eval_strategy != "no" and not may_evaluate:
         # Now, not at the first evaluation, hours from now.
         require_map_style(hooks.eval_dataset, "eval_dataset")
-    world = hooks.session.world
+    world = hooks.session.data_world
     if is_stream(hooks.train_dataset):
         place = place_in_stream(hooks.args, world)
         hooks.train_sampler = ResumableSampler(*place, world.rank)

@@ -74,7 +74,7 @@ class TrainerBase(TrainerPrediction):
         self.memory.start("init")
         # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
         is_theirs = self.args.random_numbers == "transformers"
-        set_seed(self.args.seed + (0 if is_theirs else self.session.world.rank))
+        set_seed(self.args.seed + (0 if is_theirs else self.session.data_world.rank))
         settle_process(self.args, self.session.device)
         self.model_init = model_init
         model = searching.first_model(model, model_init)

@@ -104,17 +104,24 @@ def concatenate(batches: Sequence[Any]) -> Any:
 
 
 def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the rows of all ranks, in the order of ranks; their numbers may differ. Collective."""
+    """Return the rows of all ranks, in the order of ranks; their numbers may differ. Collective.
+
+    Args:
+        rows: of this rank.
+        ranks: how many have rows of their own; neighbours beyond that have the same, once taken.
+    """
     if ranks == 1:
         return rows
     shape = torch.tensor(rows.shape, device=rows.device)
-    shapes = [torch.empty_like(shape) for _ in range(ranks)]
+    everyone = dist.get_world_size()
+    shapes = [torch.empty_like(shape) for _ in range(everyone)]
     dist.all_gather(shapes, shape)
     largest = torch.stack(shapes).amax(0).tolist()
     mine = pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(mine) for _ in range(ranks)]
+    gathered = [torch.empty_like(mine) for _ in range(everyone)]
     dist.all_gather(gathered, mine)
-    return torch.cat([one[: int(shape[0])] for one, shape in zip(gathered, shapes, strict=True)])
+    cut = [one[: int(shape[0])] for one, shape in zip(gathered, shapes, strict=True)]
+    return torch.cat(cut[:: everyone // ranks])
 
 
 def gather_objects(value: Any, ranks: int) -> list[Any]:
@@ -124,6 +131,6 @@ def gather_objects(value: Any, ranks: int) -> list[Any]:
     """
     if ranks == 1:
         return [value]
-    gathered: list[Any] = [None] * ranks
+    gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
-    return gathered
+    return gathered[:: len(gathered) // ranks]

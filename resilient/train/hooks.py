@@ -121,7 +121,7 @@ class TrainerHooks(WrappingHooks, LossHooks):
         """
         dataset, collate = self._pruned(self.train_dataset)
         if is_stream(dataset):
-            world = self.session.world
+            world = self.session.data_world
             sampler = self.train_sampler or ResumableSampler(
                 *place_in_stream(self.args, world), world.rank
             )
@@ -129,8 +129,8 @@ class TrainerHooks(WrappingHooks, LossHooks):
         size = require_map_style(dataset, "train_dataset")
         sampler = self.train_sampler or ResumableSampler(
             Cursor(size, self.args.order_seed),
-            deal_for(self.args, self.session.world, size),
-            self.session.world.rank,
+            deal_for(self.args, self.session.data_world, size),
+            self.session.data_world.rank,
         )
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
@@ -174,7 +174,7 @@ class TrainerHooks(WrappingHooks, LossHooks):
         streams = is_stream(dataset)
         size = 0 if streams else require_map_style(dataset, "eval_dataset")
         together = self.session.computes_together or self.args.batch_eval_metrics
-        batch, world = self.args.per_device_eval_batch_size, self.session.world
+        batch, world = self.args.per_device_eval_batch_size, self.session.data_world
         return (StreamShare if streams else Share)(size, batch, world, in_step=together)
 
     @cached_property

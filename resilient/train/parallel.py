@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.meshes import PLAN, mesh_sizes, tensor_size
 from resilient.strategies.recomputing import recompute
 from resilient.strategies.single import SingleStrategy
 from resilient.train.arguments.distribution import (
@@ -41,6 +43,8 @@ def strategy_for(
         to_fp8(model, args.fp8_recipe)
     if args.parallelism == "deepspeed":
         return _deepspeed(args, device, ranks, model)
+    if tensor_size(args.parallelism_config) > 1:
+        return _tensor_parallel(args, device, ranks, model)
     if ranks == 1:
         _refuse_alone(args)
         return SingleStrategy()
@@ -48,7 +52,12 @@ def strategy_for(
         # Only sharded training pays for loading torch's part about it.
         from resilient.strategies.fsdp import FsdpStrategy
 
-        return FsdpStrategy(device, fsdp_options(args))
+        sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
+        options = fsdp_options(args)
+        return FsdpStrategy(
+            device, options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
+        )
+    mesh_sizes(args.parallelism_config, ranks, shards=False)
     return DdpStrategy(
         device,
         bool(args.ddp_find_unused_parameters),
@@ -68,6 +77,24 @@ def _refuse_alone(args: TrainingArguments) -> None:
             "one, and its precision would be ignored",
             hint="leave it out and write bf16=True",
         )
+
+
+def _tensor_parallel(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    from resilient.strategies.tensor_parallel import TensorParallelStrategy
+
+    shards = args.parallelism == "fsdp"
+    sizes = mesh_sizes(args.parallelism_config, ranks, shards=shards)
+    plan = args.parallelism_config.get(PLAN)
+    if plan in (None, "auto"):
+        plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    if not plan:
+        raise ConfigError(
+            f"`{type(model).__name__}` does not say how its layers are cut (`tp_plan`)",
+            hint='name them: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
+        )
+    return TensorParallelStrategy(device, sizes, plan, fsdp_options(args) if shards else None)
 
 
 def _deepspeed(

@@ -15,6 +15,7 @@ from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
+from resilient.strategies.meshes import tensor_size
 from resilient.train.arguments.distribution import fsdp_options
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
@@ -25,6 +26,7 @@ from resilient.world.comms import Comms
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
 from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
 
 if TYPE_CHECKING:
     from resilient.checkpointer import Checkpointer
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
     from resilient.train.arguments import TrainingArguments
     from resilient.world.gang import Gang
-    from resilient.world.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,18 @@ class Session:
     @property
     def computes_together(self) -> bool:
         """Whether a forward pass needs all ranks, so that each must make as many as the others."""
-        return self.args.parallelism in ("fsdp", "deepspeed") and self.world.size > 1
+        together = self.args.parallelism in ("fsdp", "deepspeed")
+        return self.world.size > 1 and (together or self._tensor_size > 1)
+
+    @property
+    def data_world(self) -> World:
+        """Who this rank is among those with samples of their own; tensor parallel ones share."""
+        size, world = self._tensor_size, self.world
+        return World(world.rank // size, max(1, world.size // size), world.local_rank)
+
+    @property
+    def _tensor_size(self) -> int:
+        return tensor_size(self.args.parallelism_config)
 
     @property
     def repository(self) -> str:

@@ -166,7 +166,7 @@ def _details(model):
     units = {name: one for name, one in model.named_modules() if hasattr(one, "unshard")}
     if not units:
         return {}
-    state = list(units.values())[1]._get_fsdp_state()
+    state = [*units.values()][:2][-1]._get_fsdp_state()
     return {
         "units": list(units),
         "forward_prefetch": len(state._states_to_forward_prefetch),

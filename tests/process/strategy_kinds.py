@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 DIE_AFTER = 4
+CARRIED = "from-tp-to-ddp"
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Kind:
         arguments: what it is told.
         ranks: over how many.
         strategy: what its checkpoints say.
+        tensor: how many ranks compute a layer together.
         shards: how many ranks hold the model together; 0: each holds all.
         is_exact: whether it trains what replicas of as many ranks train, but for rounding.
         is_reference: whether others are compared with it.
@@ -32,6 +34,7 @@ class Kind:
     in_ci: bool = False
     is_reference: bool = False
     width: int = 10
+    tensor: int = 1
     has_spare: bool = False
 
 
@@ -53,6 +56,7 @@ def fsdp(
 BY_SIZE = {"transformer_layer_cls_to_wrap": [], "min_num_params": 200}
 POWER = {"start_powerSGD_iter": 2, "matrix_approximation_rank": 1, "min_compression_rate": 1.5}
 FP8 = {"fp8": True, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
+PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 RECOMPUTE = {
     "activation_checkpointing": True,
@@ -118,6 +122,29 @@ KINDS = {
     "fsdp_fp16": fsdp(
         args={"fp16": True, "activation_checkpointing": True}, is_exact=False, in_ci=True
     ),
+    "tp": Kind(
+        {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}}, strategy="tp", is_exact=False
+    ),
+    "tp_ddp": Kind(
+        {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}},
+        ranks=4,
+        strategy="tp+ddp",
+        tensor=2,
+    ),
+    "tp_fsdp": Kind(
+        {
+            "parallelism": {
+                "strategy": "fsdp",
+                "tp_size": 2,
+                "tp_plan": PLAN,
+                "fsdp_transformer_layer_cls_to_wrap": "Block",
+            },
+        },
+        ranks=4,
+        strategy="tp+fsdp",
+        tensor=2,
+        in_ci=True,
+    ),
     "ddp_fp8": Kind(FP8, is_exact=False, width=16),
     "ddp_half_eval": Kind({"bf16_full_eval": True}, is_exact=False, in_ci=True, is_reference=True),
     "ddp_bf16": Kind({"bf16": True}, is_exact=False),
@@ -132,12 +159,13 @@ def in_ci():
 
 def worlds_of(kinds):
     """Return the worlds of some kinds: (folder, kind, the step after which all are killed)."""
+    carried = [(CARRIED, "tp_fsdp", DIE_AFTER), (CARRIED, "ddp", 0)]
     lives = (("unbroken", 0), ("killed", DIE_AFTER), ("killed", 0))
     return [
         (f"{kind}-{end}", kind, die_after)
         for kind in kinds
         for end, die_after in (lives if is_killed(kind, kinds) else lives[:1])
-    ]
+    ] + (carried if "tp_fsdp" in kinds else [])
 
 
 def is_killed(kind, kinds):

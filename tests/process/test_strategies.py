@@ -13,7 +13,7 @@ import torch
 from deepspeed_forks import run_forks
 from endings import differences, ending
 from safetensors.torch import load_file
-from strategy_kinds import KINDS, in_ci, is_killed, worlds_of
+from strategy_kinds import CARRIED, KINDS, in_ci, is_killed, worlds_of
 
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, read_manifest
@@ -70,7 +70,7 @@ def test_a_run_that_was_killed_equals_an_unbroken_one(runs, seen, kinds, kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].is_exact])
 def test_strategies_train_what_replicas_train(runs, seen, kind):
-    if KINDS[kind].ranks != KINDS["ddp"].ranks:
+    if KINDS[kind].ranks // KINDS[kind].tensor != KINDS["ddp"].ranks:
         pytest.skip("replicas of as many ranks are not run")
     ours, replicas = seen(kind)[0], seen("ddp")[0]
     assert ours["losses"] == pytest.approx(replicas["losses"], rel=1e-5)
@@ -183,3 +183,35 @@ def test_evaluations_are_made_in_half_and_training_is_not(seen):
     assert half["evaluations"] != whole["evaluations"]
     assert half["evaluations"] == pytest.approx(whole["evaluations"], rel=0.05)
     assert half["dtypes"] == ["torch.bfloat16", "torch.float32"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "most"), [("tp_fsdp", [2, 2], 0.3), ("tp_ddp", [2, 1, 2], 0.6)]
+)
+def test_layers_are_cut_over_neighbours_and_each_region_is_written_once(
+    runs, seen, kind, mesh, most
+):
+    found = seen(kind)
+    assert {tuple(one["kinds"]) for one in found} == {("DTensor",)}
+    assert all(one["moments"] == one["held"] < most * one["total"] for one in found)
+    assert found[0]["strategy"]["mesh"] == mesh
+    # Ranks of one group train on the same samples.
+    assert all(one["losses"] == found[0]["losses"] for one in found)
+    tensors = {one.name: one for one in newest(runs / f"{kind}-unbroken").tensors}
+    for place in ("model", "optimizer/state"):
+        names = [one for one in tensors if one.startswith(f"{place}/blocks.0.up.weight")]
+        for name in (one for one in names if not one.endswith("/step")):
+            assert tensors[name].shape == (20, 10)
+            assert len(tensors[name].regions) >= 2
+            assert sum(one.region.size for one in tensors[name].regions) == 200
+
+
+def test_a_run_goes_on_without_tensor_parallelism(runs, seen):
+    manifest = newest(runs / CARRIED)
+    assert manifest.world == {"size": 2, "strategy": "ddp"}
+    assert manifest.checkpoint.generation == 2
+    said = json.loads((runs / CARRIED / "seen-0").read_text())
+    expected = seen("ddp")[0]["losses"]
+    assert said["losses"][:2] == pytest.approx(expected[:2], rel=1e-5)
+    # Another rank goes on with this rank's random numbers, so dropout differs from there on.
+    assert said["losses"] == pytest.approx(expected, rel=0.1)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check, check_types
 from resilient.train.arguments.command_line import parse_arguments
-from resilient.train.arguments.distribution import parallelism_of
+from resilient.train.arguments.distribution import parallelism_of, unfold_section
 from resilient.train.arguments.fields.computing import ComputingArguments
 from resilient.train.arguments.fields.data import DataArguments
+from resilient.train.arguments.fields.distributed import DistributedArguments
 from resilient.train.arguments.fields.evaluation import EvaluationArguments
 from resilient.train.arguments.fields.saving import HubArguments
 from resilient.train.arguments.old_names import in_todays_words
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # Fields that may be JSON text where a dict is meant.
 _DICTS = (
     *("accelerator_config", "activation_checkpointing_kwargs", "deepspeed", "fsdp_config"),
-    "ddp_comm_state_option",
+    *("ddp_comm_state_option", "parallelism_config"),
     *("lr_scheduler_kwargs", "optim_args"),
 )
 _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
@@ -85,11 +86,20 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, os.path.expanduser(value))  # noqa: PTH111 - it may be a URL
+        self._unfold_section()
         for name in _DICTS:
             setattr(self, name, _unfolded(name, getattr(self, name)))
         self.fsdp = self.fsdp or None
         self.debug = _several(self.debug, " ")
         self.report_to = [one for one in _several(self.report_to, ",") if one != "none"]
+
+    def _unfold_section(self) -> None:
+        """Take the arguments out of the one section that may say all about several ranks."""
+        section: Any = self.parallelism
+        if isinstance(section, dict):
+            known = {one.name for one in fields(DistributedArguments)}
+            for name, value in unfold_section(section, known).items():
+                setattr(self, name, value)
 
     def _work_out(self) -> None:
         """Fill in what follows from other arguments."""

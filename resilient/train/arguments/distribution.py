@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ConfigError
 from resilient.strategies.compression import Compression, check_compression
 from resilient.strategies.fsdp_options import FsdpOptions, read_fsdp
+from resilient.strategies.meshes import MESH_KEYS, check_mesh, tensor_size
 from resilient.strategies.recomputing import Recomputing, read_recomputing
 from resilient.train.arguments.words import did_you_mean, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from resilient.train.arguments.arguments import TrainingArguments
 
 
+# Arguments that only mean something where each rank has the whole model.
+_REPLICAS = (
+    *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
+    *("ddp_static_graph", "ddp_comm_hook"),
+)
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
 # Keys of accelerate's configuration -> what is done here; any other value is refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -26,6 +32,31 @@ _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
     "non_blocking": ((None, True, False), "True or False"),
     "use_configured_state": ((None, False), "there is no state of accelerate's"),
 }
+
+
+def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the arguments that one section about parallelism says.
+
+    Args:
+        section: ``strategy``, sizes of the mesh and its plan, and arguments by their names.
+        known: the names of the arguments about several ranks.
+
+    Raises:
+        ConfigError: a key is none of these.
+    """
+    told: dict[str, Any] = {"parallelism": "ddp"}
+    mesh: dict[str, Any] = {}
+    for name, value in section.items():
+        if name == "strategy":
+            told["parallelism"] = value
+        elif name in MESH_KEYS:
+            mesh[name] = value
+        elif name in known and name != "parallelism":
+            told[name] = value
+        else:
+            hint = did_you_mean(name, ["strategy", *MESH_KEYS, *known])
+            raise refused(f"parallelism.{name}", value, f"it is no key of the section{hint}")
+    return {**told, "parallelism_config": mesh} if mesh else told
 
 
 def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
@@ -130,39 +161,44 @@ def check_distribution(args: TrainingArguments) -> None:
     Raises:
         ConfigError: names it.
     """
-    if args.deepspeed and args.parallelism != "deepspeed":
-        raise ConfigError(
-            f"`deepspeed` is given and `parallelism`={args.parallelism!r}: leave one of them out"
-        )
-    if args.fsdp and args.parallelism != "fsdp":
-        raise ConfigError(
-            f"`fsdp` is given and `parallelism`={args.parallelism!r}: leave one of them out"
-        )
-    if args.fsdp_config and args.parallelism != "fsdp":
-        raise ConfigError(
-            f"`fsdp_config` is given and `parallelism`={args.parallelism!r}: write fsdp=True"
-        )
-    if (args.fp16_full_eval or args.bf16_full_eval) and args.parallelism != "ddp":
-        raise ConfigError(
-            f"`fp16_full_eval` and `bf16_full_eval` need whole weights, and `parallelism` is "
-            f"{args.parallelism!r}: leave them out; bf16=True evaluates in bf16 too"
-        )
+    for name, strategy in (("deepspeed", "deepspeed"), ("fsdp", "fsdp"), ("fsdp_config", "fsdp")):
+        if getattr(args, name) and args.parallelism != strategy:
+            raise ConfigError(
+                f"`{name}` is given and `parallelism`={args.parallelism!r}: leave one of them "
+                f"out, or write parallelism={strategy!r}"
+            )
     fsdp_options(args)
     recomputing(args)
     check_compression(compression_of(args))
-    if (
-        args.ddp_static_graph
-        and args.gradient_accumulation_steps > 1
-        and not syncs_each_batch(args)
-    ):
+    _check_mesh(args)
+    _check_ddp(args)
+
+
+def _check_mesh(args: TrainingArguments) -> None:
+    check_mesh(args.parallelism_config)
+    config = args.parallelism_config or {}
+    if args.parallelism != "fsdp" and (config.get("dp_shard_size") or 1) > 1:
         raise ConfigError(
-            "`ddp_static_graph` with `gradient_accumulation_steps` above 1: torch wants the very "
-            "first backward pass to reduce",
-            hint="set sync_each_batch of gradient_accumulation_kwargs in accelerator_config",
+            f"`parallelism_config.dp_shard_size` is above 1, and `parallelism`="
+            f"{args.parallelism!r} shards nothing by it: write fsdp=True"
         )
-    syncs_each_batch(args)
-    if args.parallelism != "ddp" and args.ddp_comm_hook != "no":
-        raise ConfigError(
-            f"`ddp_comm_hook`={args.ddp_comm_hook!r} is DDP's, and `parallelism` is "
-            f"{args.parallelism!r}: leave one of them out"
-        )
+    if args.parallelism == "deepspeed" and tensor_size(config) > 1:
+        raise ConfigError("`tp_size` of parallelism_config cannot be combined with DeepSpeed here")
+
+
+def _check_ddp(args: TrainingArguments) -> None:
+    """Refuse what is about whole replicas where there are none."""
+    by_ddp = args.parallelism == "ddp" and tensor_size(args.parallelism_config) == 1
+    for name in _REPLICAS:
+        if getattr(args, name) not in (None, False, "no") and not by_ddp:
+            raise ConfigError(
+                f"`{name}`={getattr(args, name)!r} is about whole replicas, and the model is cut "
+                f"over ranks (`parallelism`={args.parallelism!r}, or `tp_size`): leave it out"
+            )
+    if syncs_each_batch(args) or not args.ddp_static_graph or args.gradient_accumulation_steps == 1:
+        return
+    raise ConfigError(
+        "`ddp_static_graph` with `gradient_accumulation_steps` above 1: torch wants the very "
+        "first backward pass to reduce",
+        hint="set sync_each_batch of gradient_accumulation_kwargs in accelerator_config",
+    )

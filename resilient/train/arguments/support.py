@@ -23,7 +23,6 @@ from typing import Any
 
 # Argument -> the values that ask for nothing; any other is refused until the feature is there.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "parallelism_config": (None, {}),
     "push_to_hub": (False,),
     "use_liger_kernel": (False,),
 }

@@ -63,7 +63,7 @@ def test_the_arguments_are_those_of_power_sgd():
             {"ddp_comm_hook": "power_sgd", "ddp_comm_state_option": {"start_powerSGD_iter": 1}},
             "at least 2",
         ),
-        ({"ddp_comm_hook": "fp16", "fsdp": True}, "is DDP's"),
+        ({"ddp_comm_hook": "fp16", "fsdp": True}, "whole replicas"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, said):

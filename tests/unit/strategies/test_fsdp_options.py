@@ -113,7 +113,7 @@ def test_the_config_wins_over_arguments_of_their_own():
     [
         ({"fsdp": "full_shart"}, "did you mean"),
         ({"fsdp": True, "parallelism": "deepspeed"}, "`fsdp` is given"),
-        ({"fsdp_config": {"shard_size": 2}}, "write fsdp=True"),
+        ({"fsdp_config": {"shard_size": 2}}, "write parallelism='fsdp'"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, "torch_xla"),
     ],
 )

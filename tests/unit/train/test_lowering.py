@@ -94,7 +94,7 @@ _TORCHS = {"bf16_full_eval": "bfloat16", "fp16_full_eval": "float16"}
 
 
 def test_weights_that_are_cut_cannot_be_evaluated_in_half():
-    with pytest.raises(ConfigError, match="need whole weights"):
+    with pytest.raises(ConfigError, match="whole replicas"):
         TrainingArguments(bf16_full_eval=True, fsdp=True)
 
 

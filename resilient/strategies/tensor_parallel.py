@@ -1,0 +1,168 @@
+"""Layers cut over ranks that compute together: DTensor plans, alone, replicated or sharded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from resilient.errors import ConfigError
+from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.fsdp import FsdpStrategy
+from resilient.strategies.strategy import bind_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+
+    from resilient.strategies.fsdp_options import FsdpOptions
+    from resilient.strategies.meshes import MeshSizes
+    from resilient.strategies.strategy import Bound, Updates
+
+
+class Replicated(ParallelStyle):
+    """A module that every rank computes whole, on tensors that all of them hold."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, None, _spread, _gather)
+
+
+def _spread(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+    return tuple(
+        DTensor.from_local(one, mesh, [Replicate()], run_check=False)
+        if isinstance(one, torch.Tensor) and not isinstance(one, DTensor)
+        else one
+        for one in inputs
+    )
+
+
+def _gather(_: nn.Module, outputs: Any, __: DeviceMesh) -> Any:
+    return outputs.to_local() if isinstance(outputs, DTensor) else outputs
+
+
+# The names of Transformers for how a linear layer or an embedding is cut.
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "replicated": Replicated,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelStrategy:
+    """Groups of neighbouring ranks hold each layer together; over the groups: DDP or FSDP2.
+
+    Ranks of one group train on the same samples. Over groups, replicas are FSDP2's with shards
+    of one rank, which adds gradients up as DDP does and lets checkpoints know who holds what.
+
+    Attributes:
+        device: where this rank computes.
+        sizes: of the mesh.
+        plan: names of modules, ``*`` for one part of a name, and how each is cut (``STYLES``).
+        options: how FSDP2 shards over groups; None: groups are replicas.
+    """
+
+    device: torch.device
+    sizes: MeshSizes
+    plan: Mapping[str, str]
+    options: FsdpOptions | None = None
+
+    @property
+    def name(self) -> str:
+        """What is done over groups, for a checkpoint to say."""
+        over = "" if self.sizes.data == 1 else "+fsdp" if self.options else "+ddp"
+        return f"tp{over}"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Cut the layers in place and return the model. Collective.
+
+        Raises:
+            ConfigError: the plan names no module, or a parameter cannot be spread.
+        """
+        if any(isinstance(one, DTensor) for one in model.parameters()):
+            return model
+        plan = whole_plan(model, self.plan)
+        broadcast([*model.parameters(), *model.buffers()])
+        mesh = init_device_mesh(self.device.type, self.sizes.shape, mesh_dim_names=self.sizes.names)
+        parallelize_module(model, mesh["tp"], plan)
+        if self.sizes.data > 1:
+            self._over_groups().shard(model, mesh[self.sizes.names[:-1]])
+        model.register_forward_pre_hook(begin_with_rank_0)
+        return model
+
+    def _over_groups(self) -> FsdpStrategy:
+        from resilient.strategies.fsdp_options import FsdpOptions
+
+        whole = FsdpOptions(reshard_after_forward=False)
+        return FsdpStrategy(self.device, self.options or whole)
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the cut model and what makes its steps."""
+        return bind_plainly(self, model, optimizer, updates)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model itself: it was cut in place."""
+        return model
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Return a context in which gradients are not added up over groups."""
+        over = self._over_groups().no_sync(model) if self.sizes.data > 1 else nullcontext()
+        with over:
+            yield
+
+    def align(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        broadcast_buffers(model)
+
+
+def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:
+    """Return a style for each module that holds parameters itself; those unnamed are replicated.
+
+    Raises:
+        ConfigError: a name or style is unknown, or a parameter cannot be spread.
+    """
+    modules = dict(model.named_modules())
+    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    tied = [name for name, one in model.named_parameters() if uses[id(one)] > 1]
+    if tied:
+        raise ConfigError(f"parameter `{tied[0]}` is tied to another: cut apart it would not be")
+    styles: dict[str, ParallelStyle] = {}
+    for pattern, style in plan.items():
+        named = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+        found = [name for name in modules if named.fullmatch(name)]
+        if not found or style not in STYLES:
+            what = f"style `{style}` is none of {', '.join(STYLES)}"
+            raise ConfigError(
+                f"`tp_plan`: `{pattern}`: " + (what if found else "no module has this name")
+            )
+        styles |= {name: STYLES[style]() for name in found}
+    for name, module in modules.items():
+        own = [one for one, _ in module.named_parameters(recurse=False)]
+        if own and any(True for _ in module.children()):
+            raise ConfigError(
+                f"`{name}.{own[0]}` lies beside modules, where it cannot be replicated",
+                hint="give it a module of its own",
+            )
+        if own:
+            styles.setdefault(name, Replicated())
+    return styles
