@@ -66,8 +66,7 @@ def assemble(
     cursor, deal = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
-    optimizer = hooks.create_optimizer()
-    scheduler = hooks.create_scheduler(state.max_steps, optimizer)
+    optimizer, scheduler = hooks.make_optimizer_and_scheduler(state.max_steps)
     schedules.require_evaluations(args, scheduler)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates

@@ -63,6 +63,7 @@ class TrainerBase(TrainerPrediction):
         compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         processing_class: Any = None,
         tokenizer: Any = None,
@@ -89,6 +90,7 @@ class TrainerBase(TrainerPrediction):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.makes_scheduler = self.lr_scheduler is None
+        self._take_optimizer_class(optimizer_cls_and_kwargs)
         self.precision = Precision(self.args, self.session.device)
         self.state = TrainerState(
             is_local_process_zero=self.session.world.local_rank == 0,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.train import optimizers, schedules
 from resilient.train.batch import (
     find_labels,
     forward,
@@ -26,6 +25,7 @@ from resilient.train.data import (
     train_loader,
 )
 from resilient.train.evaluation import Share, eval_loader
+from resilient.train.making import MakingHooks
 from resilient.train.orders import Sampling, sampling_for
 from resilient.train.pruning import PruningCollator, prune_dataset, taken_columns
 from resilient.train.stepping import LossHooks
@@ -38,25 +38,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
 
-class TrainerHooks(WrappingHooks, LossHooks):
-    """The overridable half of :class:`resilient.Trainer`, with the field's names.
-
-    Attributes:
-        makes_scheduler: whether the scheduler is ours, and may be made anew for another length.
-    """
+class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
+    """The overridable half of :class:`resilient.Trainer`, with the field's names."""
 
     train_dataset: Any
     eval_dataset: Any
     data_collator: Callable[[Any], Any]
     processing_class: Any = None
-    optimizer: Optimizer | None
-    lr_scheduler: LRScheduler | None
-    makes_scheduler: bool = True
 
     def prediction_step(
         self,
@@ -96,22 +87,6 @@ class TrainerHooks(WrappingHooks, LossHooks):
         An override may leave out the last two arguments, and may return only the loss.
         """
         return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-
-    def create_optimizer(self) -> Optimizer:
-        """Make ``self.optimizer`` unless one was given, and return it."""
-        if self.optimizer is None:
-            self.optimizer = optimizers.create_optimizer(self.args, self.model)
-        return self.optimizer
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: Optimizer | None = None
-    ) -> LRScheduler:
-        """Make ``self.lr_scheduler`` unless one was given, and return it."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = schedules.create_scheduler(
-                self.args, optimizer or self.create_optimizer(), num_training_steps
-            )
-        return self.lr_scheduler
 
     def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
         """Return a loader whose iterators begin at the position of the run.

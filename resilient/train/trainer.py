@@ -52,6 +52,7 @@ class Trainer(TrainerBase):
         optimizers: an optimizer and a scheduler of your own, or None for those of ``args``.
         model_init: makes the model instead, and a new one for each trial of a search, which it is
             given if it takes an argument.
+        optimizer_cls_and_kwargs: a class of optimizers and its options, over our groups.
         preprocess_logits_for_metrics: predictions and labels of a batch -> what is kept of the
             predictions, when all would not fit.
         processing_class: the tokenizer or processor of the data; saved beside the model, and pads

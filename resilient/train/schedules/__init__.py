@@ -1,11 +1,22 @@
 """Learning-rate schedules by the field's names.
 
-``shapes``: closed forms of the step; ``metric``: those that an evaluation feeds; ``create``: from
-arguments to a scheduler, and from one length of the run to another.
+``shapes``: closed forms of the step; ``by_name``: the same as functions for a loop of your own;
+``metric``: those that an evaluation feeds; ``create``: from arguments to a scheduler, and from one
+length of the run to another.
 """
 
 from __future__ import annotations
 
+from resilient.train.schedules.by_name import (
+    get_constant_schedule,
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_scheduler,
+)
 from resilient.train.schedules.create import SCHEDULES, carry_over, create_scheduler
 from resilient.train.schedules.metric import (
     require_evaluations,
@@ -17,6 +28,14 @@ __all__ = [
     "SCHEDULES",
     "carry_over",
     "create_scheduler",
+    "get_constant_schedule",
+    "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_inverse_sqrt_schedule",
+    "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_scheduler",
     "require_evaluations",
     "step_after_evaluation",
     "step_after_update",

@@ -1,0 +1,87 @@
+"""How a trainer gets its optimizer and its schedule: given, or made from the arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.train import optimizers, schedules
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from resilient.train.arguments import TrainingArguments
+
+
+class MakingHooks:
+    """What optimises, overridable by the field's names.
+
+    An override of ``create_optimizer`` or ``create_scheduler`` sets what it makes on the trainer,
+    or returns it; both are done here.
+
+    Attributes:
+        optimizer_cls_and_kwargs: a class and its options, over our groups of parameters.
+        makes_scheduler: whether the scheduler is ours, and may be made anew for another length.
+    """
+
+    args: TrainingArguments
+    model: nn.Module
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
+    optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None
+    makes_scheduler: bool = True
+
+    def create_optimizer(self) -> Optimizer:
+        """Make ``self.optimizer`` unless one was given, and return it.
+
+        Biases and norms are in a group of their own, without weight decay.
+        """
+        if self.optimizer is None and self.optimizer_cls_and_kwargs is not None:
+            kind, options = self.optimizer_cls_and_kwargs
+            groups = optimizers.parameter_groups(self.model, self.args.weight_decay)
+            self.optimizer = kind(groups, **options)
+        if self.optimizer is None:
+            self.optimizer = optimizers.create_optimizer(self.args, self.model)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LRScheduler:
+        """Make ``self.lr_scheduler`` unless one was given, and return it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedules.create_scheduler(
+                self.args, optimizer or self.create_optimizer(), num_training_steps
+            )
+        return self.lr_scheduler
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make both; this is what ``train`` calls, and what may be overridden in one."""
+        self.optimizer = self.create_optimizer()
+        self.lr_scheduler = self.create_scheduler(num_training_steps, self.optimizer)
+
+    def make_optimizer_and_scheduler(self, steps: int) -> tuple[Optimizer, LRScheduler]:
+        """Return both for a run of ``steps``, from whatever was given or overridden.
+
+        Raises:
+            ConfigError: an override left one of them out.
+        """
+        self.create_optimizer_and_scheduler(steps)
+        if self.optimizer is None or self.lr_scheduler is None:
+            raise ConfigError(
+                "`create_optimizer_and_scheduler` left `self.optimizer` or `self.lr_scheduler` None"
+            )
+        both = MakingHooks.create_optimizer_and_scheduler
+        if type(self).create_optimizer_and_scheduler is not both:
+            # Only the override knows how to make its schedule for another length.
+            self.makes_scheduler = False
+        return self.optimizer, self.lr_scheduler
+
+    def _take_optimizer_class(self, given: tuple[type[Optimizer], dict[str, Any]] | None) -> None:
+        if given is not None and self.optimizer is not None:
+            raise ConfigError(
+                "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: leave "
+                "one of them out"
+            )
+        self.optimizer_cls_and_kwargs = given
