@@ -88,9 +88,7 @@ class TrainerBase(TrainerPrediction):
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
-        self.makes_scheduler = self.lr_scheduler is None
-        self._take_optimizer_class(optimizer_cls_and_kwargs)
+        self._take_optimizers(optimizers, optimizer_cls_and_kwargs)
         self.precision = Precision(self.args, self.session.device)
         self.state = TrainerState(
             is_local_process_zero=self.session.world.local_rank == 0,

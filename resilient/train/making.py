@@ -78,7 +78,13 @@ class MakingHooks:
             self.makes_scheduler = False
         return self.optimizer, self.lr_scheduler
 
-    def _take_optimizer_class(self, given: tuple[type[Optimizer], dict[str, Any]] | None) -> None:
+    def _take_optimizers(
+        self,
+        optimizers: tuple[Optimizer | None, LRScheduler | None],
+        given: tuple[type[Optimizer], dict[str, Any]] | None,
+    ) -> None:
+        self.optimizer, self.lr_scheduler = optimizers
+        self.makes_scheduler = self.lr_scheduler is None
         if given is not None and self.optimizer is not None:
             raise ConfigError(
                 "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: leave "
