@@ -95,7 +95,7 @@ def test_a_model_that_says_no_width_leaves_buckets_to_deepspeed():
         ("bf16.enabled", True, "bf16.enabled=True where bf16=False"),
         ("optimizer.params.lr", 1e-3, "=0.001 where learning_rate=0.0003"),
         ("optimizer.params.betas", [0.8, 0.9], "adam_betas=[0.9, 0.999]"),
-        ("optimizer.type", "Lamb", "optimizer.type='Lamb' where optim='adamw_torch'"),
+        ("optimizer.type", "Lamb", "optimizer.type='Lamb' where optim='adamw_torch_fused'"),
         ("scheduler.type", "OneCycle", "'OneCycle' where lr_scheduler_type='linear'"),
         ("scheduler.params.warmup_num_steps", 9, "=9 where warmup_steps=5"),
         ("scheduler.params.warmup_type", "log", "warmup_type is not 'linear'"),

@@ -28,6 +28,13 @@ class Masked(Sentences):
         return {**super().__getitem__(index), "attention_mask": mask}
 
 
+class Attending(Mean):
+    """Takes the mask: what a forward does not take, is gone before it is counted."""
+
+    def forward(self, input_ids, labels=None, attention_mask=None):
+        return super().forward(input_ids, labels)
+
+
 class Sized(Mean):
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         assert exclude_embeddings
@@ -73,7 +80,11 @@ def test_tokens_are_counted_at_every_step_and_logged(tmp_path, repository):
 
 def test_padding_is_not_counted_if_asked_so(tmp_path, repository):
     trainer = trainer_of(
-        tmp_path, include_num_input_tokens_seen="non_padding", max_steps=-1, num_train_epochs=1
+        tmp_path,
+        model=Attending(),
+        include_num_input_tokens_seen="non_padding",
+        max_steps=-1,
+        num_train_epochs=1,
     )
     trainer.train()
     assert trainer.state.num_input_tokens_seen == sum(row % LENGTH + 1 for row in range(20))

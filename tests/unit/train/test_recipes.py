@@ -157,7 +157,7 @@ def test_losses_equal_a_bare_loop_bit_for_bit(tmp_path, repository):
 
     model, data = Net(), Noisy(50)
     set_seed(42)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0, 5 - step) / 5)
     order = epoch_order(50, 42, 0).tolist()
     losses = []

@@ -12,7 +12,7 @@ from resilient.train.arguments.fields.option import option
 class OptimizationArguments:
     """Optimizer, schedule, accumulation and the loss."""
 
-    optim: str = option("adamw_torch", "name of the optimizer")
+    optim: str = option("adamw_torch_fused", "name of the optimizer")
     optim_args: dict[str, Any] | str | None = option(
         None, 'more for the optimizer: "k=v,k=v" or a dict'
     )

@@ -1,0 +1,78 @@
+"""Knowledge distillation: a small net learns handwritten digits from a large one's answers.
+
+python examples/distillation.py runs/distillation          # kill it and start it again
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+from torch.utils.data import TensorDataset
+
+from resilient import Trainer, TrainingArguments
+
+TEMPERATURE, SHARE = 3.0, 0.7
+
+
+class Net(nn.Module):
+    """One hidden layer over 64 pixels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss and the logits (batch, 10)."""
+        logits = self.layers(pixels)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+class Distiller(Trainer):
+    """Adds to the labels what a frozen teacher thinks of all ten digits."""
+
+    teacher: nn.Module
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the mean of both losses; in evaluation only that of the labels."""
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        if model.training:
+            with torch.no_grad():
+                told = softmax(self.teacher(*inputs)["logits"] / TEMPERATURE, -1)
+            mine = log_softmax(outputs["logits"] / TEMPERATURE, -1)
+            soft = kl_div(mine, told, reduction="batchmean") * TEMPERATURE**2
+            loss = SHARE * soft + (1 - SHARE) * loss
+        return (loss, outputs) if return_outputs else loss
+
+
+def main(folder: str, steps: int) -> Trainer:
+    """Train the teacher, then its student, from wherever an earlier start got to."""
+    digits = load_digits()
+    data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
+    train, held = (torch.utils.data.Subset(data, range(*one)) for one in ((1400,), (1400, 1797)))
+    how = {
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 32,
+    }
+    torch.manual_seed(0)
+    taught = TrainingArguments(f"{folder}/teacher", max_steps=200, save_steps=100, **how)
+    teacher = Trainer(Net(256), taught, train_dataset=train)
+    teacher.train()
+    torch.manual_seed(1)
+    args = TrainingArguments(f"{folder}/student", max_steps=steps, save_steps=20, **how)
+    student = Distiller(Net(12), args, train_dataset=train, eval_dataset=held)
+    student.teacher = teacher.model.eval().requires_grad_(requires_grad=False)
+    student.train()
+    print(f"eval_loss {student.evaluate()['eval_loss']:.3f}")
+    return student
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/distillation", int((sys.argv[2:] or [300])[0]))

@@ -1,0 +1,79 @@
+"""Multi-task learning: one trunk, two heads (which digit, how much ink), weights learned too.
+
+python examples/multi_task.py runs/multi_task          # kill it and start it again
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import Dataset
+
+from resilient import Trainer, TrainingArguments
+
+
+class Digits(Dataset):
+    """Digits with two targets."""
+
+    def __init__(self, first: int, last: int) -> None:
+        digits = load_digits()
+        self.pixels = torch.tensor(digits.data[first:last] / 16).float()
+        self.digit = torch.tensor(digits.target[first:last])
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        pixels = self.pixels[index]
+        return {"pixels": pixels, "digit": self.digit[index], "ink": pixels.mean()}
+
+
+class TwoHeads(nn.Module):
+    """Each task's loss counts by how sure the model is of it (Kendall, Gal, Cipolla 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1))
+        self.heads = nn.ModuleDict({"digit": nn.Linear(64, 10), "ink": nn.Linear(64, 1)})
+        self.doubt = nn.Parameter(torch.zeros(2))
+
+    def forward(
+        self, pixels: torch.Tensor, digit: torch.Tensor, ink: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return the weighted loss and both predictions."""
+        seen = self.trunk(pixels)
+        told, guessed = self.heads["digit"](seen), self.heads["ink"](seen).squeeze(-1)
+        losses = torch.stack(
+            [nn.functional.cross_entropy(told, digit), nn.functional.mse_loss(guessed, ink)]
+        )
+        loss = (losses * torch.exp(-self.doubt) + self.doubt).sum()
+        return {"loss": loss, "digit": told, "ink": guessed}
+
+
+def main(folder: str, steps: int) -> Trainer:
+    """Train, from wherever an earlier start of this script got to."""
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=32,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        save_steps=20,
+        label_names=["digit", "ink"],
+    )
+    held = Digits(1400, 1797)
+    trainer = Trainer(TwoHeads(), args, train_dataset=Digits(0, 1400), eval_dataset=held)
+    trainer.train()
+    told, guessed = trainer.predict(held).predictions
+    right = (told.argmax(-1) == held.digit.numpy()).mean()
+    off = abs(guessed - held.pixels.mean(1).numpy()).mean()
+    print(f"{right:.3f} of the digits are right, ink is off by {off:.4f}")
+    return trainer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/multi_task", int((sys.argv[2:] or [300])[0]))
