@@ -10,6 +10,9 @@ import pytest
 # A failing contract shows its values, as a test of our own would; before anybody imports it.
 pytest.register_assert_rewrite("resilient.testing.store_contract")
 
+# Transformers loads weights in threads that outlive the call.
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+
 SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "execnet")
 
 
