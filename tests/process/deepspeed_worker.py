@@ -22,15 +22,17 @@ from workload import Bytes, Model, Recording
 
 from resilient import TrainerCallback, TrainingArguments
 from resilient.storage.open import open_store
+from resilient.train.arguments.old_names import zero_of
 from resilient.vault.registry.catalog import committed
 
 STEPS = 10
 SAVE_STEPS = 2
-OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+OFFLOAD_ALL = {**OFFLOAD, "offload_param": {"device": "cpu", "pin_memory": True}}
 KINDS = {
     "zero0": {"deepspeed": {"zero_optimization": {"stage": 0}}, "bf16": True},
     "zero1": {"deepspeed": {"zero_optimization": {"stage": 1, **OFFLOAD}}},
-    "zero2": {"deepspeed": {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}},
+    "zero2": {"deepspeed": {"zero_optimization": zero_of(2), "gradient_clipping": "auto"}},
     "zero3": {
         "deepspeed": {
             "zero_optimization": {
@@ -40,7 +42,7 @@ KINDS = {
             }
         }
     },
-    "zero3off": {"deepspeed": {"zero_optimization": {"stage": 3, **OFFLOAD}}, "bf16": True},
+    "zero3off": {"deepspeed": {"zero_optimization": {"stage": 3, **OFFLOAD_ALL}}, "bf16": True},
     "ddp": {"parallelism": "ddp"},
 }
 ZERO = [kind for kind in KINDS if kind.startswith("zero")]

@@ -45,6 +45,29 @@ class Old(NamedTuple):
     why: str
 
 
+# What a config of DeepSpeed says that is made from nothing but its stage.
+_FROM_STAGE_2 = {
+    "allgather_partitions": True,
+    "allgather_bucket_size": 200_000_000,
+    "overlap_comm": True,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 200_000_000,
+    "contiguous_gradients": True,
+}
+_FROM_STAGE_3 = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
+
+
+def zero_of(stage: int) -> dict[str, Any]:
+    """Return DeepSpeed's ``zero_optimization`` for a stage, with the usual sizes."""
+    more = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
+    return {"stage": stage, **more}
+
+
 def _nothing(_value: Any) -> dict[str, Any]:
     return {}
 
@@ -55,7 +78,7 @@ MEANT = {
         lambda value: {"optim": "adafactor"} if value else {}, (), 'write optim="adafactor"'
     ),
     "deepspeed_zero_stage": Old(
-        lambda value: {"deepspeed": {"zero_optimization": {"stage": value}}},
+        lambda value: {"deepspeed": {"zero_optimization": zero_of(value)}},
         (0, 1, 2, 3),
         'write deepspeed={"zero_optimization": {"stage": N}}',
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.arguments.old_names import MEANT
+from resilient.train.arguments.old_names import MEANT, zero_of
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,24 @@ def test_an_old_value_without_an_equal_is_refused_with_what_to_do(old, said):
         ("include_inputs_for_metrics", True, {"include_for_metrics": ["inputs"]}),
         ("learning_rate_end", 1e-7, {"lr_scheduler_kwargs": {"lr_end": 1e-7}}),
         ("power", 2.0, {"lr_scheduler_kwargs": {"power": 2.0}}),
-        ("deepspeed_zero_stage", 2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+        ("deepspeed_zero_stage", 1, {"deepspeed": {"zero_optimization": {"stage": 1}}}),
     ],
 )
 def test_an_old_argument_is_written_in_todays_words(name, value, written):
     assert MEANT[name].written(value) == written
+
+
+def test_a_stage_alone_makes_the_whole_config_of_deepspeed():
+    second, third = zero_of(2), zero_of(3)
+    assert second["overlap_comm"] is second["reduce_scatter"] is second["contiguous_gradients"]
+    assert second["allgather_bucket_size"] == second["reduce_bucket_size"] == 2e8
+    assert not any(name.startswith("stage3") for name in second)
+    assert third["stage3_max_live_parameters"] == third["stage3_max_reuse_distance"] == 1e9
+    assert third["stage3_gather_16bit_weights_on_model_save"] is True
+    with pytest.warns(FutureWarning, match="is deprecated"):
+        args = TrainingArguments(deepspeed_zero_stage=3)
+    assert args.parallelism == "deepspeed"
+    assert args.deepspeed == {"zero_optimization": third}
 
 
 def test_an_old_and_a_new_name_that_contradict_are_refused():
