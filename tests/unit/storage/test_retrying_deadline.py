@@ -53,7 +53,7 @@ def test_every_operation_is_retried():
 
 def test_it_gives_up_at_the_deadline_and_says_how_often_it_tried():
     clock, inner = StillClock(), faulty(*always(Kind.ERROR_ONCE))
-    with pytest.raises(StoreUnavailable, match=r"gave up after .* tries in 5") as caught:
+    with pytest.raises(StoreUnavailable, match=r"tries in (5\d\.\d|60\.0) s") as caught:
         RetryingStore(inner, clock, within_seconds=60).get("a")
     assert 50 < clock.seconds <= 60
     assert f"after {inner.operations} tries" in caught.value.message
