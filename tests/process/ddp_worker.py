@@ -113,7 +113,8 @@ def main(mode, out, *options):
     data = Rows(96)
     if size := int(given.pop("stream", 0)):
         data = Stream(Rows(size))
-    if given.pop("own_group", 0):
+    has_own_group = given.pop("own_group", 0)
+    if has_own_group:
         torch.distributed.init_process_group("gloo")
     arguments = {
         "output_dir": out,
@@ -141,6 +142,9 @@ def main(mode, out, *options):
     result = {"model": trainer.model.state_dict(), "history": trainer.state.log_history}
     result["predictions"] = trainer.predict(trainer.eval_dataset).label_ids
     torch.save(result, Path(out) / f"result-{trainer.session.world.rank}.pt")
+    if has_own_group:
+        # Whoever makes a group ends it: torch aborts a process whose threads still run at its end.
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
