@@ -12,20 +12,20 @@ from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.strategies.compression import PARTS
 from resilient.train import plan, schedules
-from resilient.train.compiling import compile_in_place
-from resilient.train.counting import Counter, TokenCount
-from resilient.train.data import Cursor, ResumableSampler, deal_for, require_map_style
+from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
+from resilient.train.data.stream_reading import is_stream
+from resilient.train.data.streams import place_in_stream
 from resilient.train.fitting import fitting_for
 from resilient.train.interop.taking import require_origin, take_over
-from resilient.train.meters import Meters
-from resilient.train.papers import PAPERS, papers_of
+from resilient.train.measures.counting import Counter, TokenCount
+from resilient.train.measures.meters import Meters
+from resilient.train.model.compiling import compile_in_place
+from resilient.train.model.papers import PAPERS, papers_of
+from resilient.train.model.precision import Precision
 from resilient.train.parallel import strategy_for
-from resilient.train.precision import Precision
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
 from resilient.train.session import place_of
-from resilient.train.stream_reading import is_stream
-from resilient.train.streams import place_in_stream
 from resilient.world.gang import say_farewell
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from resilient.state.capture import Stateful
     from resilient.strategies.strategy import Strategy, Updates
-    from resilient.train.callbacks import CallbackHandler
-    from resilient.train.data import Deal
-    from resilient.train.hooks import TrainerHooks
+    from resilient.train.callbacks.callback import CallbackHandler
+    from resilient.train.data.sampling import Deal
     from resilient.train.session import Session
     from resilient.train.state import TrainerState
+    from resilient.train.surface.hooks import TrainerHooks
 
 
 # The parts of ours, in the order in which they are loaded.

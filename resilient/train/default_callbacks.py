@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resilient.train.bars import ProgressCallback
-from resilient.train.callbacks import DefaultFlowCallback
-from resilient.train.watching import EmptyCacheCallback
+from resilient.train.callbacks.bars import ProgressCallback
+from resilient.train.callbacks.callback import DefaultFlowCallback
+from resilient.train.callbacks.watching import EmptyCacheCallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.callbacks import TrainerCallback
+    from resilient.train.callbacks.callback import TrainerCallback
 
 
 def default_callbacks(

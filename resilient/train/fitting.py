@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from resilient.errors import ConfigError, PeerFailed
 from resilient.state.rng import RandomState
-from resilient.train.memory import empty_cache
+from resilient.train.measures.memory import empty_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from resilient.train.arguments.distribution import (
     recomputing,
     syncs_each_batch,
 )
-from resilient.train.lowering import to_fp8
+from resilient.train.model.lowering import to_fp8
 
 if TYPE_CHECKING:
     import torch

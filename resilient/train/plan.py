@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.data import Cursor, Deal
+    from resilient.train.data.sampling import Cursor, Deal
 
 
 def steps_after(deal: Deal, taken: int, accumulation: int) -> int:

@@ -11,8 +11,8 @@ import torch
 
 from resilient.checkpointer import About
 from resilient.errors import ResilientError
-from resilient.train.data import draw_for_loader
-from resilient.train.streams import StreamLoader
+from resilient.train.data.sampling import draw_for_loader
+from resilient.train.data.streams import StreamLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.counting import Counter
-    from resilient.train.data import Cursor, Deal
+    from resilient.train.data.sampling import Cursor, Deal
     from resilient.train.fitting import Fitting
-    from resilient.train.meters import Meters
+    from resilient.train.measures.counting import Counter
+    from resilient.train.measures.meters import Meters
     from resilient.train.saving import Saver
     from resilient.train.stop import StopGate
 

@@ -11,7 +11,7 @@ import torch
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.fields.option import option
-from resilient.train.batch import find_labels
+from resilient.train.model.batch import find_labels
 from resilient.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from resilient.train.evaluation import PredictionOutput
+    from resilient.train.evaluation.evaluate import PredictionOutput
 
 # What was made from the labels for the decoder; a model that generates makes its own.
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask")

@@ -7,17 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError, Preempted
-from resilient.train import plan, schedules, searching
+from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, cut_batches, restore
-from resilient.train.base import TrainerBase
-from resilient.train.noise import noisy_embeddings
+from resilient.train.callbacks.shown_states import shown_states
+from resilient.train.model.noise import noisy_embeddings
+from resilient.train.model.overflow import looking_at_numbers
 from resilient.train.optimizers.create import set_mode
-from resilient.train.overflow import looking_at_numbers
-from resilient.train.predicting import speeds
 from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
-from resilient.train.shown_states import shown_states
 from resilient.train.stop import listening_to_signals
+from resilient.train.surface import searching
+from resilient.train.surface.base import TrainerBase
+from resilient.train.surface.predicting import speeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from torch import nn
 from resilient.state.zero import ZeroOptimizer
 from resilient.strategies.deepspeed import DeepSpeedStrategy
 from resilient.train.arguments import TrainingArguments
-from resilient.train.precision import Precision
+from resilient.train.model.precision import Precision
 
 pytestmark = [
     pytest.mark.gpu,

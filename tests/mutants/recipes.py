@@ -52,7 +52,7 @@ MUTANTS = [
     ),
     Mutant(
         "a loss over all tokens is divided by the micro-batches once more",
-        "resilient/train/stepping.py",
+        "resilient/train/surface/stepping.py",
         "            is_scaled = bool(counted)\n",
         "            is_scaled = False\n",
         "tests/unit/train/test_losses.py",

@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks evaluate different numbers of batches of a model that they compute together",
-        "resilient/train/evaluation.py",
+        "resilient/train/evaluation/evaluate.py",
         " if self.in_step else 0\n",
         " if False else 0\n",
         FSDP,

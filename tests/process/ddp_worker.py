@@ -19,7 +19,7 @@ from fakes import MemoryCheckpointer, MemoryRepository
 from resilient.errors import ResilientError
 from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks import TrainerCallback
+from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.trainer import Trainer
 
 torch.set_num_threads(1)

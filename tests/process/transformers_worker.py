@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from hf_runs import checkpoint_of, make, recorded
 
-from resilient.train.callbacks import EarlyStoppingCallback
+from resilient.train.callbacks.callback import EarlyStoppingCallback
 
 
 def evaluations(history):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.train.data import Cursor, Deal, ResumableSampler
-from resilient.train.orders import epoch_order
+from resilient.train.data.orders import epoch_order
+from resilient.train.data.sampling import Cursor, Deal, ResumableSampler
 from resilient.train.plan import steps_after
 
 SIZES = st.integers(1, 60)

@@ -27,7 +27,7 @@ from resilient.train.interop.files import (
     STATE,
     WEIGHTS,
 )
-from resilient.train.papers import ADAPTER, PAPERS, PROCESSING, write_papers
+from resilient.train.model.papers import ADAPTER, PAPERS, PROCESSING, write_papers
 from resilient.vault.registry.catalog import read_manifest, resolve
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.adapters import adapter_of, is_adapted
+from resilient.train.model.adapters import adapter_of, is_adapted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ import torch
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.format.names import rank_part
 from resilient.state.capture import Part
-from resilient.train.papers import DOCUMENTS
+from resilient.train.model.papers import DOCUMENTS
 from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from resilient.checkpointer import Checkpointer
     from resilient.state.capture import Part
-    from resilient.train.hooks import TrainerHooks
+    from resilient.train.surface.hooks import TrainerHooks
     from resilient.world.launch import Launch
 
 

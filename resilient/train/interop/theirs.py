@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.errors import IncompatibleCheckpoint
-from resilient.train.data import Deal
+from resilient.train.data.sampling import Deal
 from resilient.train.optimizers.groups import is_decayed_name
 from resilient.train.plan import steps_after
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.callbacks import TrainerCallback
+from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.trackers.courier import Courier
 from resilient.train.trackers.tracker import Opening
 

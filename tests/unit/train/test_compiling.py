@@ -11,8 +11,8 @@ from test_resume import comparable, train_through
 from torch._inductor import cpp_builder, exc
 
 from resilient.errors import ConfigError
-from resilient.train import compiling
 from resilient.train.arguments import TrainingArguments
+from resilient.train.model import compiling
 
 OPTIONS = {
     "torch_compile_backend": "aot_eager",

@@ -12,8 +12,8 @@ from test_resume import comparable
 from token_models import LENGTH, Mean, Sentences
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.callbacks import TrainerCallback
-from resilient.train.counting import Counter, TokenCount, transformer_flos
+from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.measures.counting import Counter, TokenCount, transformer_flos
 from resilient.train.state import TrainerState
 from resilient.train.trainer import Trainer
 

@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.batch import find_labels, split_outputs
-from resilient.train.evaluation import EvalPrediction, Share, Tally
+from resilient.train.evaluation.evaluate import EvalPrediction, Share, Tally
+from resilient.train.model.batch import find_labels, split_outputs
 from resilient.train.trainer import Trainer
 from resilient.world.world import World
 

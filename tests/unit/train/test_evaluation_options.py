@@ -11,7 +11,7 @@ from torch import nn
 
 from resilient import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.batch import find_labels, ignored_outputs, label_names_of, main_input
+from resilient.train.model.batch import find_labels, ignored_outputs, label_names_of, main_input
 
 
 def steps_of(trainer, name="eval_loss"):

@@ -15,7 +15,7 @@ from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ResilientError
 from resilient.state.rng import RandomState
-from resilient.train.orders import epoch_order
+from resilient.train.data.orders import epoch_order
 
 SIZE, BATCH = 50, 4
 

@@ -13,7 +13,7 @@ from test_resume import comparable
 from resilient.errors import ConfigError
 from resilient.train import fitting, session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.orders import epoch_order
+from resilient.train.data.orders import epoch_order
 from resilient.train.trainer import Trainer
 
 # More than any machine has.

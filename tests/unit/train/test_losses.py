@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.losses import (
+from resilient.train.model.losses import (
     LabelSmoother,
     accepts_loss_kwargs,
     count_labels,

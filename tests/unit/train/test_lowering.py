@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.lowering import require_hardware, to_fp8, weights_in
+from resilient.train.model.lowering import require_hardware, to_fp8, weights_in
 
 
 class Guess(nn.Module):

@@ -7,11 +7,16 @@ import torch
 from models import make_trainer
 
 from resilient.errors import ConfigError
-from resilient.train import memory, watching
 from resilient.train.arguments import TrainingArguments
+from resilient.train.callbacks import watching
+from resilient.train.callbacks.watching import (
+    EmptyCacheCallback,
+    MemoryWatchCallback,
+    ProfilerCallback,
+)
 from resilient.train.default_callbacks import default_callbacks
-from resilient.train.memory import MemoryMeter, empty_cache, resident_bytes, used_share
-from resilient.train.watching import EmptyCacheCallback, MemoryWatchCallback, ProfilerCallback
+from resilient.train.measures import memory
+from resilient.train.measures.memory import MemoryMeter, empty_cache, resident_bytes, used_share
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from torch import nn
 from resilient.errors import ConfigError
 from resilient.train import session
 from resilient.train.arguments import TrainingArguments
-from resilient.train.noise import input_embeddings, noisy_embeddings
+from resilient.train.model.noise import input_embeddings, noisy_embeddings
 from resilient.train.trainer import Trainer
 
 

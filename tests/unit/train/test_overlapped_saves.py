@@ -14,7 +14,7 @@ from resilient.state import stage
 from resilient.state.capture import Part
 from resilient.state.copying import Copy
 from resilient.storage.open import open_store
-from resilient.train.callbacks import TrainerCallback
+from resilient.train.callbacks.callback import TrainerCallback
 from resilient.vault.registry.catalog import committed
 
 

@@ -6,8 +6,8 @@ import pytest
 from models import DieAfter, Dies, make_trainer
 
 from resilient.train.arguments import TrainingArguments
-from resilient.train.bars import PrinterCallback, ProgressCallback
-from resilient.train.callbacks import TrainerCallback
+from resilient.train.callbacks.bars import PrinterCallback, ProgressCallback
+from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.default_callbacks import default_callbacks
 from resilient.train.state import TrainerState
 

@@ -11,8 +11,7 @@ from models import DieAfter, Dies, Net, Noisy, make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
-from resilient.train.data import Cursor, Deal, ResumableSampler, worker_options
-from resilient.train.orders import (
+from resilient.train.data.orders import (
     LengthGrouped,
     Rebalanced,
     Sampling,
@@ -21,6 +20,7 @@ from resilient.train.orders import (
     lengths_of,
     split_by_cost,
 )
+from resilient.train.data.sampling import Cursor, Deal, ResumableSampler, worker_options
 
 LENGTHS = [1 + random.Random(index).randrange(40) for index in range(57)]
 SAMPLINGS = [Sampling(), Sequential(), LengthGrouped(LENGTHS), Rebalanced(LENGTHS, 2)]

@@ -10,8 +10,8 @@ from models import Net, make_trainer
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
 from resilient.strategies.compression import PARTS
 from resilient.train.assembly import RESERVED
-from resilient.train.callbacks import TrainerCallback
-from resilient.train.papers import PAPERS
+from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.model.papers import PAPERS
 from resilient.train.trainer import Trainer
 
 BEST = {

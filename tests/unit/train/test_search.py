@@ -10,9 +10,9 @@ from models import DieAfter, Dies, Net, Noisy
 
 from resilient import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
-from resilient.train.search import BestRun, GivenTrial, TrialReporter
+from resilient.train.search.study import BestRun, GivenTrial, TrialReporter
+from resilient.train.search.trials import default_objective, default_space
 from resilient.train.state import TrainerControl, TrainerState
-from resilient.train.trials import default_objective, default_space
 
 optuna = pytest.importorskip("optuna")
 optuna.logging.disable_default_handler()

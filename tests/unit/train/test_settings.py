@@ -13,8 +13,8 @@ from resilient.errors import ConfigError
 from resilient.events import Level
 from resilient.train import settings
 from resilient.train.arguments import TrainingArguments
-from resilient.train.data import Cursor, Deal, ResumableSampler, train_loader
-from resilient.train.meters import Meters
+from resilient.train.data.sampling import Cursor, Deal, ResumableSampler, train_loader
+from resilient.train.measures.meters import Meters
 from resilient.train.trainer import Trainer
 
 CPU = torch.device("cpu")

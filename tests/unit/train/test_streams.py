@@ -13,9 +13,9 @@ from models import DieAfter, Dies, Net, Noisy, make_trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.data import Cursor
-from resilient.train.stream_reading import Source, StreamReader, is_stream
-from resilient.train.streams import StreamCursor, StreamDeal
+from resilient.train.data.sampling import Cursor
+from resilient.train.data.stream_reading import Source, StreamReader, is_stream
+from resilient.train.data.streams import StreamCursor, StreamDeal
 
 datasets = pytest.importorskip("datasets")
 SIZE = 27

@@ -106,7 +106,7 @@ def test_our_random_numbers_are_our_own_unless_asked(tmp_path):
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """Return a repository of a run whose model has tied weights and whose callback has state."""
-    from resilient.train.callbacks import EarlyStoppingCallback
+    from resilient.train.callbacks.callback import EarlyStoppingCallback
 
     folder = tmp_path_factory.mktemp("run")
     watch = EarlyStoppingCallback(7, 0.5)

@@ -10,7 +10,7 @@ from hf_runs import EVAL, checkpoint_of, make, recorded
 from models import DieAfter, Dies
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.data import Cursor, draw_for_loader
+from resilient.train.data.sampling import Cursor, draw_for_loader
 
 EVALUATED = {**EVAL, "greater_is_better": False}
 

@@ -10,10 +10,10 @@ import torch
 from hf_runs import HERE
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.train.data.position import place_in_epoch
 from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
 from resilient.train.interop.naming import Naming, naming_of, tie
 from resilient.train.interop.parts import callback_states, parts_of
-from resilient.train.interop.position import place_in_epoch
 
 LINE = Naming((("lin.weight",), ("lin.bias",)), ())
 

@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part, Stateful
-from resilient.train import results, searching
 from resilient.train.arguments import TrainingArguments
 from resilient.train.assembly import RESERVED
-from resilient.train.callbacks import CallbackHandler, TrainerCallback
-from resilient.train.collate import collator_for
+from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback
+from resilient.train.data.collate import collator_for
 from resilient.train.default_callbacks import default_callbacks
-from resilient.train.export import gather_state, write_model
-from resilient.train.memory import MemoryMeter
-from resilient.train.papers import processing_of, write_beside
-from resilient.train.precision import Precision
-from resilient.train.predicting import TrainerPrediction
+from resilient.train.evaluation import results
+from resilient.train.measures.memory import MemoryMeter
+from resilient.train.model.export import gather_state, write_model
+from resilient.train.model.papers import processing_of, write_beside
+from resilient.train.model.precision import Precision
+from resilient.train.model.weights import load_weights
 from resilient.train.run import set_seed
 from resilient.train.session import open_session
 from resilient.train.settings import settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
-from resilient.train.weights import load_weights
+from resilient.train.surface import searching
+from resilient.train.surface.predicting import TrainerPrediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from resilient.train.evaluation import EvalPrediction
-    from resilient.train.search import BestRun, Study
+    from resilient.train.evaluation.evaluate import EvalPrediction
+    from resilient.train.search.study import BestRun, Study
 
 
 class TrainerBase(TrainerPrediction):
@@ -130,7 +131,7 @@ class TrainerBase(TrainerPrediction):
             compute_objective: metrics -> what is searched for; None: their sum, or the loss.
             n_trials: how many, in all lives of the search.
             direction: ``minimize``, ``maximize``, or one of them for each objective.
-            backend: ``optuna``, or a study of yours (:class:`resilient.train.search.Study`).
+            backend: ``optuna``, or a study of yours (:class:`resilient.train.search.study.Study`).
             hp_name: trial -> its name, for ``trial_name`` of the state.
             **options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from resilient.train.columns import Column, Joining
-from resilient.train.data import worker_options
-from resilient.train.gather import gather_rows
+from resilient.train.data.sampling import worker_options
+from resilient.train.evaluation.columns import Column, Joining
+from resilient.train.evaluation.gather import gather_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from resilient.errors import ConfigError
-from resilient.train.callbacks import TrainerCallback
-from resilient.train.memory import empty_cache, used_share
+from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.measures.memory import empty_cache, used_share
 from resilient.train.reporting import MemoryFreed
 
 

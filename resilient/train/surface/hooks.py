@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.train.batch import (
-    find_labels,
-    forward,
-    ignored_outputs,
-    label_names_of,
-    returns_loss_alone,
-    split_outputs,
-)
-from resilient.train.data import (
+from resilient.train.data.orders import Sampling, sampling_for
+from resilient.train.data.pruning import PruningCollator, prune_dataset, taken_columns
+from resilient.train.data.sampling import (
     Cursor,
     ResumableSampler,
     deal_for,
@@ -24,15 +18,25 @@ from resilient.train.data import (
     require_map_style,
     train_loader,
 )
-from resilient.train.evaluation import Share, eval_loader
-from resilient.train.making import MakingHooks
-from resilient.train.orders import Sampling, sampling_for
-from resilient.train.pruning import PruningCollator, prune_dataset, taken_columns
-from resilient.train.stepping import LossHooks
-from resilient.train.stream_evaluation import StreamEvaluation, StreamShare, stream_evaluation
-from resilient.train.stream_reading import is_stream
-from resilient.train.streams import StreamLoader, place_in_stream, stream_loader
-from resilient.train.wrapping import WrappingHooks
+from resilient.train.data.stream_reading import is_stream
+from resilient.train.data.streams import StreamLoader, place_in_stream, stream_loader
+from resilient.train.evaluation.evaluate import Share, eval_loader
+from resilient.train.evaluation.evaluate_stream import (
+    StreamEvaluation,
+    StreamShare,
+    stream_evaluation,
+)
+from resilient.train.model.batch import (
+    find_labels,
+    forward,
+    ignored_outputs,
+    label_names_of,
+    returns_loss_alone,
+    split_outputs,
+)
+from resilient.train.surface.making import MakingHooks
+from resilient.train.surface.stepping import LossHooks
+from resilient.train.surface.wrapping import WrappingHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from resilient.train.data import Cursor
-from resilient.train.evaluation import Share
-from resilient.train.stream_reading import Source
-from resilient.train.streams import stream_options
+from resilient.train.data.sampling import Cursor
+from resilient.train.data.stream_reading import Source
+from resilient.train.data.streams import stream_options
+from resilient.train.evaluation.evaluate import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

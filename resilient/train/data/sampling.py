@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.interop.position import place_in_epoch
-from resilient.train.loaders import outlive_a_request
-from resilient.train.orders import Sampling
+from resilient.train.data.loaders import outlive_a_request
+from resilient.train.data.orders import Sampling
+from resilient.train.data.position import place_in_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

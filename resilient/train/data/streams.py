@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.data import Cursor, Deal, ResumableSampler, worker_options
-from resilient.train.stream_reading import Round, StreamReader
+from resilient.train.data.sampling import Cursor, Deal, ResumableSampler, worker_options
+from resilient.train.data.stream_reading import Round, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

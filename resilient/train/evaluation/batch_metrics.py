@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.evaluation import EvalPrediction
-from resilient.train.gather import first_of, gather_objects, nested
+from resilient.train.evaluation.evaluate import EvalPrediction
+from resilient.train.evaluation.gather import first_of, gather_objects, nested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
 
-    from resilient.train.evaluation import Share
+    from resilient.train.evaluation.evaluate import Share
 
 
 class BatchMetrics:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from resilient.errors import ConfigError
-from resilient.train.entities import entity_report
-from resilient.train.gather import PADDING
+from resilient.train.evaluation.entities import entity_report
+from resilient.train.evaluation.gather import PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.train.evaluation import EvalPrediction
+    from resilient.train.evaluation.evaluate import EvalPrediction
 
 TASKS = ("classification", "regression", "ner")
 _AVERAGE = " avg"

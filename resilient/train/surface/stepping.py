@@ -8,9 +8,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
-from resilient.train import losses
-from resilient.train.batch import forward, require_loss, split_columns, to_device
-from resilient.train.counting import transformer_flos
+from resilient.train.measures.counting import transformer_flos
+from resilient.train.model import losses
+from resilient.train.model.batch import forward, require_loss, split_columns, to_device
 from resilient.train.reporting import ColumnsUnused
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from resilient.strategies.strategy import Updates
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.data import ResumableSampler
+    from resilient.train.data.sampling import ResumableSampler
     from resilient.train.session import Session
 
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
-from resilient.train.batch import main_input
-from resilient.train.batch_metrics import BatchMetrics
-from resilient.train.columns import Joining
-from resilient.train.evaluation import (
+from resilient.train.evaluation.batch_metrics import BatchMetrics
+from resilient.train.evaluation.columns import Joining
+from resilient.train.evaluation.evaluate import (
     EvalPrediction,
     PredictionOutput,
     Tally,
     plain_numbers,
     prefixed,
 )
-from resilient.train.hooks import TrainerHooks
-from resilient.train.lowering import evaluation_dtype, weights_in
+from resilient.train.model.batch import main_input
+from resilient.train.model.lowering import evaluation_dtype, weights_in
 from resilient.train.optimizers.create import set_mode
 from resilient.train.reporting import MetricsLogged
+from resilient.train.surface.hooks import TrainerHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import torch
 
     from resilient.events import Emitter, Event
-    from resilient.train.callbacks import CallbackHandler
-    from resilient.train.evaluation import Share
-    from resilient.train.memory import MemoryMeter
+    from resilient.train.callbacks.callback import CallbackHandler
+    from resilient.train.evaluation.evaluate import Share
+    from resilient.train.measures.memory import MemoryMeter
     from resilient.train.state import TrainerState
 
 

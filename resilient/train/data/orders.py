@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.data import Cursor, Deal
+    from resilient.train.data.sampling import Cursor, Deal
 
 # Weight of attention's quadratic term in the cost of a micro-batch (Transformers' value).
 _QUADRATIC = 0.001

@@ -16,7 +16,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part
-from resilient.train.adapters import adapter_of, is_adapted
+from resilient.train.model.adapters import adapter_of, is_adapted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

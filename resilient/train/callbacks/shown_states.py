@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.train.callbacks import CallbackHandler
+    from resilient.train.callbacks.callback import CallbackHandler
 
 
 def shown_states(handler: CallbackHandler) -> dict[str, Any]:

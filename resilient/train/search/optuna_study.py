@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
-from resilient.train.search import BestRun
+from resilient.train.search.study import BestRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

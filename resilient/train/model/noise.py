@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.train.losses import base_of
+from resilient.train.model.losses import base_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.errors import ConfigError
-from resilient.train.gather import (
+from resilient.train.evaluation.gather import (
     concatenate,
     gather_objects,
     gather_rows,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.evaluation import Share
+    from resilient.train.evaluation.evaluate import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check
 from resilient.train.run import set_seed
-from resilient.train.search import search
-from resilient.train.settings import settle_model
-from resilient.train.trials import (
+from resilient.train.search.study import search
+from resilient.train.search.trials import (
     argument_values,
     call_model_init,
     default_objective,
     default_space,
     params_of,
 )
+from resilient.train.settings import settle_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from resilient.train.search import BestRun, Study
+    from resilient.train.search.study import BestRun, Study
 
 
 class Plan(NamedTuple):
@@ -66,7 +66,7 @@ def _study(trainer: Any, plan: Plan, backend: str | Study, options: Mapping[str,
         return backend
     if backend != "optuna":
         raise ConfigError(f"`backend` {backend!r} is not known: use 'optuna', or a study of yours")
-    from resilient.train.search_optuna import OptunaStudy
+    from resilient.train.search.optuna_study import OptunaStudy
 
     args = trainer.args
     return OptunaStudy(args.output_dir, plan.n_trials, plan.direction, args.seed, **options)

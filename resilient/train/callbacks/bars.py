@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from resilient.train.callbacks import TrainerCallback
+from resilient.train.callbacks.callback import TrainerCallback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from resilient.train.lowering import capability_of, require_hardware
+from resilient.train.model.lowering import capability_of, require_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from resilient.train.losses import base_of
+from resilient.train.model.losses import base_of
 from resilient.train.reporting import TokensNotCounted
 
 if TYPE_CHECKING:

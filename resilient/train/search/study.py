@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resilient.errors import ConfigError
-from resilient.train.callbacks import TrainerCallback
-from resilient.train.gather import gather_objects
-from resilient.train.trials import argument_values
+from resilient.train.callbacks.callback import TrainerCallback
+from resilient.train.evaluation.gather import gather_objects
+from resilient.train.search.trials import argument_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,12 +10,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from resilient.state.rng import RandomState
-from resilient.train.data import seed_worker
+from resilient.train.data.sampling import seed_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.train.data import Cursor, Deal
+    from resilient.train.data.sampling import Cursor, Deal
 
 # What no longer knows its place after a resume: a buffer whose content is not in the state.
 _FORGETFUL = "BufferShuffledExamplesIterable"

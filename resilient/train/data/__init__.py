@@ -1,0 +1,1 @@
+"""Samples: their order, and one position in it for the whole job."""

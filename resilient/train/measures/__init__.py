@@ -1,0 +1,1 @@
+"""What a run has used and computed: tokens, losses, memory."""

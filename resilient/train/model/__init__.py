@@ -1,0 +1,1 @@
+"""What is done to a model and to its weights: precision, compiling, noise, losses, files."""

@@ -1,0 +1,1 @@
+"""Hyper-parameter search: trials, studies and what they found."""
