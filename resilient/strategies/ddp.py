@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
     from resilient.state.capture import Part
     from resilient.strategies.strategy import Bound, Updates
+
+# Since torch 2.13 under a new name, and the old one warns.
+_SYNC = "forward_sync_buffers"
+if _SYNC not in signature(DistributedDataParallel).parameters:
+    _SYNC = "broadcast_buffers"
 
 
 class FixedBuckets(DistributedDataParallel):
@@ -84,8 +90,8 @@ class DdpStrategy:
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
-            broadcast_buffers=self.broadcast_buffers,
             static_graph=self.static_graph,
+            **{_SYNC: self.broadcast_buffers},  # type: ignore[arg-type]
         )
         # Otherwise DDP keeps its first layout.
         if self.static_graph or not self.find_unused_parameters:
