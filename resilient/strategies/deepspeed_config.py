@@ -2,8 +2,9 @@
 
 What may be ``"auto"`` and what it becomes is Transformers' rule (integrations/deepspeed.py, 5.23).
 Here a value that is left out is filled as well, and a value of any key that says something else
-than the run's arguments is refused, all of them at once, with both values. The optimizer and the
-schedule are the Trainer's: a block that asks for the same is taken, any other is refused.
+than the run's arguments is refused, all of them at once, with both values. The optimizer is the
+Trainer's: a block that asks for the same is taken, any other is refused. A block that names a
+schedule is honoured by the Trainer (:mod:`resilient.strategies.deepspeed_warmup`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.strategies.deepspeed_warmup import contradictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,13 +53,6 @@ _OPTIMIZER = {
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
 }
-_SCHEDULER = {
-    "scheduler.params.warmup_min_lr": "",
-    "scheduler.params.warmup_max_lr": "learning_rate",
-    "scheduler.params.warmup_num_steps": "warmup_steps",
-    "scheduler.params.total_num_steps": "max_steps",
-}
-_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear"}
 # What these keys have in common with our way of training, and no other value has.
 _FIXED: dict[str, tuple[Any, str]] = {
     "zero_optimization.offload_optimizer.device": (
@@ -115,8 +110,7 @@ def complete(config: Mapping[str, Any], told: Told) -> Config:
             f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}",
             hint='write "auto" for these keys, or leave them out',
         )
-    for block in ("optimizer", "scheduler"):
-        made.pop(block, None)
+    made.pop("optimizer", None)
     made.setdefault("steps_per_print", 100)
     made.setdefault("wall_clock_breakdown", False)
     # The loop's optimizer is torch's, which DeepSpeed would rather have replaced by its own.
@@ -139,7 +133,9 @@ def _fill(config: Config, told: Told) -> Iterator[str]:
     for key, argument in _SAME.items():
         yield from _match(config, key, values[argument], _says(argument, values[argument]))
     yield from _fill_optimizer(config, values)
-    yield from _fill_scheduler(config, values)
+    if "scheduler" in config:
+        # Taken out here: the loop steps it (resilient.train.schedules.deepspeed).
+        yield from contradictions(config.pop("scheduler"), values)
     _fill_zero(config, told.hidden_size)
 
 
@@ -152,23 +148,6 @@ def _fill_optimizer(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
     for key, argument in _OPTIMIZER.items():
         if _get(config, key) is not None:
             yield from _match(config, key, values[argument], _says(argument, values[argument]))
-
-
-def _fill_scheduler(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
-    if "scheduler" not in config:
-        return
-    kind, schedule = config["scheduler"].get("type"), values["lr_scheduler_type"]
-    if _SCHEDULES.get(kind) != schedule:
-        yield f"scheduler.type={kind!r} where lr_scheduler_type={schedule!r}"
-    if values["warmup_steps"] and _get(config, "scheduler.params.warmup_type") != "linear":
-        yield "scheduler.params.warmup_type is not 'linear', which the Trainer's warm-up is"
-    for key, argument in _SCHEDULER.items():
-        value = values[argument] if argument else 0
-        open_ended = argument == "max_steps" and value <= 0
-        if _get(config, key) == "auto":
-            _set(config, key, value)
-        elif _get(config, key) is not None and not open_ended:
-            yield from _match(config, key, value, _says(argument or "the first rate", value))
 
 
 def _fill_zero(config: Config, hidden_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 MATRIX = "tests/unit/train/test_matrix.py"
+BLOCK = "tests/process/test_deepspeed_schedules.py"
 FITTING = "tests/unit/train/test_fitting.py"
 
 MUTANTS = [
@@ -49,6 +50,34 @@ MUTANTS = [
         "{state.max_steps, run.scheduled_steps}",
         "{state.max_steps}",
         FITTING,
+    ),
+    Mutant(
+        "the schedule of DeepSpeed's config begins one update early",
+        "resilient/strategies/deepspeed_warmup.py",
+        "self._factor(step - 1)",
+        "self._factor(step)",
+        f"{BLOCK} -k rates_equal",
+    ),
+    Mutant(
+        "the decay of DeepSpeed's config counts the warm-up too",
+        "resilient/strategies/deepspeed_warmup.py",
+        "max(1.0, self.total - self.steps)",
+        "max(1.0, self.total)",
+        f"{BLOCK} -k rates_equal",
+    ),
+    Mutant(
+        "a stretched run takes a rate of DeepSpeed's config for a factor",
+        "resilient/train/schedules/create.py",
+        "[1.0] * len(rates) if isinstance(new, RateLR) else new.base_lrs",
+        "new.base_lrs",
+        f"{BLOCK} -k stretched",
+    ),
+    Mutant(
+        "a schedule of one's own beats that of DeepSpeed's config in silence",
+        "resilient/train/schedules/deepspeed.py",
+        "not isinstance(scheduler, RateLR) and",
+        "False and",
+        f"{BLOCK} -k ones_own",
     ),
     Mutant(
         "a loss over all tokens is divided by the micro-batches once more",

@@ -1,8 +1,8 @@
 """Learning-rate schedules by the field's names.
 
 ``shapes``: closed forms of the step; ``by_name``: the same as functions for a loop of your own;
-``metric``: those that an evaluation feeds; ``create``: from arguments to a scheduler, and from one
-length of the run to another.
+``metric``: those that an evaluation feeds; ``deepspeed``: those that its config names; ``create``:
+from arguments to a scheduler, and from one length of the run to another.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from resilient.train.schedules.by_name import (
     get_scheduler,
 )
 from resilient.train.schedules.create import SCHEDULES, carry_over, create_scheduler
+from resilient.train.schedules.deepspeed import require_own
 from resilient.train.schedules.metric import (
     require_evaluations,
     step_after_evaluation,
@@ -37,6 +38,7 @@ __all__ = [
     "get_polynomial_decay_schedule_with_warmup",
     "get_scheduler",
     "require_evaluations",
+    "require_own",
     "step_after_evaluation",
     "step_after_update",
 ]

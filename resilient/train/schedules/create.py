@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from resilient.errors import ConfigError
 from resilient.train.arguments.words import did_you_mean
+from resilient.train.schedules.deepspeed import RateLR, scheduler_block, warmup_by_deepspeed
 from resilient.train.schedules.metric import FED
 from resilient.train.schedules.shapes import SHAPES, Span
 from resilient.train.state import absolute_steps
@@ -24,11 +25,15 @@ SCHEDULES = (*SHAPES, *FED)
 
 
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) -> LRScheduler:
-    """Return the scheduler that ``args`` names over ``total`` steps.
+    """Return the scheduler that ``args`` names over ``total`` steps, DeepSpeed's config first.
 
     Raises:
-        ConfigError: ``lr_scheduler_kwargs`` are not those of this schedule.
+        ConfigError: ``lr_scheduler_kwargs`` are not those of this schedule, or DeepSpeed's config
+            contradicts the arguments.
     """
+    block = scheduler_block(args)
+    if block is not None:
+        return warmup_by_deepspeed(args, block, optimizer, total)
     name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
     if isinstance(given, str):
         raise ConfigError(f"`lr_scheduler_kwargs`={given!r} is neither a dict nor JSON of one")
@@ -87,9 +92,10 @@ def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None
     rates = [group["lr"] for group in optimizer.param_groups]
     new.load_state_dict(old.state_dict())
     if isinstance(new, LambdaLR):
+        bases = [1.0] * len(rates) if isinstance(new, RateLR) else new.base_lrs
         rates = [
             base * factor(new.last_epoch)
-            for base, factor in zip(new.base_lrs, new.lr_lambdas, strict=True)
+            for base, factor in zip(bases, new.lr_lambdas, strict=True)
         ]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

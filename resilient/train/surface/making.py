@@ -65,7 +65,8 @@ class MakingHooks:
         """Return both for a run of ``steps``, from whatever was given or overridden.
 
         Raises:
-            ConfigError: an override left one of them out.
+            ConfigError: an override left one of them out, or DeepSpeed's config names a schedule
+                and another one is here.
         """
         self.create_optimizer_and_scheduler(steps)
         if self.optimizer is None or self.lr_scheduler is None:
@@ -76,6 +77,7 @@ class MakingHooks:
         if type(self).create_optimizer_and_scheduler is not both:
             # Only the override knows how to make its schedule for another length.
             self.makes_scheduler = False
+        schedules.require_own(self.args, self.lr_scheduler)
         return self.optimizer, self.lr_scheduler
 
     def _take_optimizers(
