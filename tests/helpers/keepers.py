@@ -6,9 +6,13 @@ import socket
 import subprocess
 import sys
 
+import torch
+from manifests import Values
+
 from resilient.checkpointer import Checkpointer
 from resilient.clock import SystemClock
 from resilient.events import Emitter
+from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.guest import KeeperAddress
@@ -69,6 +73,33 @@ def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
     checkpointer = Checkpointer(desk, persister)
     checkpointer.seen = seen
     return checkpointer
+
+
+def begun(keeper, url, **options):
+    """Open a checkpointer that begins a life of a run and takes nothing over."""
+    checkpointer = open_one(keeper, url, **options)
+    checkpointer.resume({})
+    return checkpointer
+
+
+def resumed_from(keeper, url, scope="next"):
+    """Begin another life; return which checkpoint it takes, its model's state, and the events."""
+    target = Values()
+    checkpointer = open_one(keeper, url, scope=scope)
+    found = checkpointer.resume({"model": Part(target)})
+    checkpointer.close()
+    return found.checkpoint, target.state, checkpointer.seen
+
+
+def weight(value, size=5000):
+    """Return a model of one tensor that is the same everywhere."""
+    return {"model": Part(Values(weight=torch.full((size,), float(value))))}
+
+
+def resumed_weight(keeper, url, scope="next"):
+    """Begin another life; return which checkpoint it takes, its weight, and the events."""
+    checkpoint, state, seen = resumed_from(keeper, url, scope)
+    return checkpoint, float(state["weight"][0]), seen
 
 
 def names(events):

@@ -12,13 +12,24 @@ from resilient.events import Emitter
 from resilient.state.capture import Part
 from resilient.testing.faults import Crash
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.retention import Retention
 from resilient.vault.saving.promoter import Tiering, with_near_tier
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
-__all__ = ["KEEP", "STEPS", "Shelf", "crashed", "desk_over", "train"]
+__all__ = [
+    "KEEP",
+    "STEPS",
+    "Shelf",
+    "checkpointer_of",
+    "crashed",
+    "desk_over",
+    "save",
+    "steps",
+    "train",
+]
 
 STEPS = 4
 KEEP = 2
@@ -75,3 +86,19 @@ def crashed(near, durable, **how) -> Life:
         life.died = isinstance(error, Crash)
         life.error = error
     return life
+
+
+def steps(store) -> list[int]:
+    return [one.step for one in committed(store)]
+
+
+def checkpointer_of(near, durable, every=1, **limits) -> Checkpointer:
+    checkpointer = Checkpointer(desk_over(near, durable, every, **limits))
+    checkpointer.resume({})
+    return checkpointer
+
+
+def save(checkpointer, *at, keep=()) -> None:
+    for step in at:
+        checkpointer.save(step, {}, About(), keep=keep)
+        checkpointer.wait()

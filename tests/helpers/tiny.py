@@ -24,6 +24,7 @@ from resilient.world.world import World
 CHECKPOINT = CheckpointId(1, 7)
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
 SIGNING = Signing.of_secret(SECRET, is_required=True)
+OTHER = Signing.of_secret("another key of enough bytes", is_required=True)
 RANKS = 2
 AT = "2026-01-02T03:04:05.678Z"
 

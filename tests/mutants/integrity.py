@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BITS = "tests/unit/vault/test_every_bit.py -k every_flipped_bit"
-SIGNING = "tests/unit/vault/test_signing.py"
+SIGNING = "tests/unit/vault/test_signing.py tests/unit/vault/test_signing_keys.py"
 BOUNDS = "tests/unit/vault/test_bounds.py"
 DEEP = "tests/unit/vault/test_deep.py"
 FUZZ = "tests/property/test_fuzz_readers.py -k tree"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 ALONE = "tests/process/test_keeper_alone.py"
+MEMORY = "tests/process/test_keeper_memory.py"
 STREAMS = "tests/process/test_keeper_streams.py"
 SHARED = "tests/process/test_shared_memory.py"
 BOARDS = "tests/contract/test_comms.py"
@@ -64,7 +65,7 @@ MUTANTS = [
         "resilient/vault/reading/recall.py",
         "return data if digest_file(data) == held.proof else None",
         "return data",
-        f"{ALONE} -k not_believed",
+        f"{MEMORY} -k not_believed",
     ),
     Mutant(
         "memory has no bound",
@@ -146,7 +147,7 @@ MUTANTS = [
         "resilient/vault/keeper/link.py",
         'for key, one in answer["held"].items()}',
         "for key, one in ()}",
-        f"{ALONE} -k restore_from_memory",
+        f"{MEMORY} -k restore_from_memory",
     ),
     Mutant(
         "the machine's whole memory is taken",
@@ -167,7 +168,7 @@ MUTANTS = [
         "resilient/agent/keeping.py",
         'self._process, None, ""\n',
         "self._process, None, self.path\n",
-        f"{ALONE} -k told_once",
+        f"{MEMORY} -k told_once",
     ),
     Mutant(
         "the keeper heeds the job's signals",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-REFER = "tests/unit/vault/test_refer.py"
+REFER = "tests/unit/vault/test_refer.py tests/unit/vault/test_refer_and_read.py"
 ROTATE = "tests/unit/vault/test_rotate_references.py"
 RACES = "tests/crash/test_reference_races.py"
 MACHINE = "tests/property/test_vault_machine.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-TIERS = "tests/unit/vault/test_tiers.py"
+TIERS = "tests/unit/vault/test_tiers.py tests/unit/vault/test_promoting.py"
 SWEEP = "tests/crash/test_tiers_sweep.py -k first"
 
 HOSTS = "tests/gang/test_near_per_host.py"

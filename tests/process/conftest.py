@@ -1,4 +1,4 @@
-"""Started agents, and a small file system of its own."""
+"""Started agents and keepers, and a small file system of its own."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from agent_harness import Agent
+from keepers import Keeper
 
 HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
@@ -33,6 +34,21 @@ def train(tmp_path):
     yield start
     for agent in started:
         agent.kill()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start keepers, each in a folder; all are killed at the end."""
+    started = []
+
+    def one(*options, folder="keeper"):
+        started.append(Keeper(tmp_path / folder, *options))
+        return started[-1]
+
+    yield one
+    for keeper in started:
+        if keeper.process.poll() is None:
+            keeper.kill()
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ prints one line of JSON per pair (what saved, what loaded, what differs).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from resharding import RATE, Odd, Rank, bits, moments_of, rate_of, wrong_groups, wrong_moments
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -26,45 +26,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from resilient.checkpointer import About
-from resilient.clock import SystemClock
-from resilient.events import Emitter
-from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.fsdp1 import Fsdp1Model, Fsdp1Optimizer
 from resilient.state.optimizer import NamedOptimizer
 from resilient.strategies.ddp import DdpStrategy
 from resilient.strategies.fsdp import FsdpStrategy
 from resilient.strategies.fsdp_options import FsdpOptions
-from resilient.world.launch import read_launch
-from resilient.world.tcp import connect, join_process_group
 
 CPU = torch.device("cpu")
 LAYOUTS = {1: ["single", "fsdp"], 2: ["ddp", "fsdp", "flat"], 3: ["ddp", "fsdp", "flat"]}
 LAYOUTS[4] = ["ddp", "fsdp", "hybrid", "columns", "grid"]
 SAVERS = [f"{layout}-{size}" for size, layouts in LAYOUTS.items() for layout in layouts]
-
-
-class Odd(nn.Module):
-    """Whatever is hard to cut: uneven, thin, tied, empty, without dimensions; and one large."""
-
-    def __init__(self, seed) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 6)
-        self.head = nn.Linear(6, 11, bias=False)
-        self.head.weight = self.embed.weight
-        self.uneven = nn.Linear(3, 7)
-        self.thin = nn.Linear(5, 2)
-        self.large = nn.Linear(301, 300)
-        self.register_buffer("mean", torch.zeros(5))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mask", torch.zeros(3, 2, dtype=torch.bool))
-        self.register_buffer("narrow", torch.zeros(4, 3, dtype=torch.bfloat16))
-        self.register_buffer("nothing", torch.zeros(0, 3))
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for one in [*self.parameters(), *self.buffers()]:
-                one.copy_(torch.randn(one.shape, generator=generator) * 3)
 
 
 def columns(model):
@@ -108,7 +80,7 @@ class Flat:
     def __init__(self, seed) -> None:
         self.inside = Odd(seed)
         self.model = flat(self.inside, use_orig_params=dist.get_world_size() == 2)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.5)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         self.parts = {
             "model": Part(Fsdp1Model(self.model)),
             "optimizer": Part(Fsdp1Optimizer(self.model, self.optimizer)),
@@ -118,8 +90,7 @@ class Flat:
         named = get_model_state_dict(self.model)
         state = get_optimizer_state_dict(self.model, self.optimizer)
         for name, one in state["state"].items():
-            one |= {"step": torch.tensor(17.0), "exp_avg": named[name] * 0.5}
-            one["exp_avg_sq"] = named[name] * named[name]
+            one.update(moments_of(named[name]))
         set_optimizer_state_dict(self.model, self.optimizer, state)
 
     def check(self, plain):
@@ -171,7 +142,7 @@ def build(layout, seed):
     sharded = {name for name, one in model.named_parameters() if isinstance(one, DTensor)}
     expected = {name for name, _ in model.named_parameters()} if layout not in PLAIN else set()
     assert sharded == expected, f"{layout} is not what it says: {sharded}"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if seed == 2 else 0.5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate_of(seed))
     return model, optimizer
 
 
@@ -179,32 +150,21 @@ PLAIN = ("single", "ddp")
 
 
 def give_moments(model, optimizer):
-    """State that follows from the parameters element by element, exactly, in any layout."""
     for one in model.parameters():
-        value = one.detach()
-        optimizer.state[one] = {
-            "step": torch.tensor(17.0),
-            "exp_avg": value * 0.5,
-            "exp_avg_sq": value * value,
-        }
+        optimizer.state[one] = moments_of(one.detach())
 
 
 def full(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def bits(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def wrong_state(state, value, parameter):
-    wrong = [] if float(state["step"]) == 17 else ["step"]
-    for key, right in (("exp_avg", value * 0.5), ("exp_avg_sq", value * value)):
-        if type(state[key]) is not type(parameter.detach()):
-            wrong.append(f"{key} is a {type(state[key])}")
-        elif not torch.equal(bits(full(state[key])), bits(right)):
-            wrong.append(key)
-    return wrong
+    kind = type(parameter.detach())
+
+    def is_right(found, right):
+        return type(found) is kind and torch.equal(bits(full(found)), bits(right))
+
+    return wrong_moments(state, value, is_right)
 
 
 def check(model, optimizer, plain):
@@ -221,47 +181,28 @@ def check(model, optimizer, plain):
             f"{name} {what}" for what in wrong_state(optimizer.state[one], expected[name], one)
         ]
         one.grad = torch.ones_like(one)
-    if [group["lr"] for group in optimizer.param_groups] != [0.5]:
-        wrong.append("groups")
+    wrong += wrong_groups({"param_groups": optimizer.param_groups})
     optimizer.step()
     return wrong
 
 
 def main(folder):
-    torch.set_num_threads(1)
-    launch = read_launch(os.environ)
-    world = launch.world
-    board = connect(world, launch.host, launch.port, hosted=False)
-    join_process_group(board, world, "gloo", "0", 120)
-
-    def opened(repository, scope):
-        return open_checkpointer(
-            str(folder / repository), world, board, Emitter(SystemClock()), scope=scope
-        )
-
-    for layout in LAYOUTS[world.size]:
-        job = job_of(layout, seed=1)
-        job.give_moments()
-        checkpointer = opened(f"{layout}-{world.size}", f"save {layout}")
-        checkpointer.resume({})
-        checkpointer.save(5, job.parts, About(strategy=layout))
-        checkpointer.close()
+    rank = Rank(folder)
+    size = rank.world.size
+    for layout in LAYOUTS[size]:
+        rank.save(layout, job_of(layout, seed=1))
     say("saved")
-    while not (folder / f"go-{world.size}").exists():
+    while not (folder / f"go-{size}").exists():
         time.sleep(0.05)
-    for layout in LAYOUTS[world.size]:
+    for layout in LAYOUTS[size]:
         for number, saver in enumerate(SAVERS):
             job = job_of(layout, seed=2)
             if number % 2:
                 job.give_moments()
-            checkpointer = opened(saver, f"{saver} to {layout}")
-            resumed = checkpointer.resume(job.parts)
-            checkpointer.close()
-            wrong = job.check(Odd(seed=1)) if resumed else ["nothing was loaded"]
-            say(json.dumps([saver, f"{layout}-{world.size}", wrong]))
+            wrong = rank.load(saver, layout, job)
+            say(json.dumps([saver, f"{layout}-{size}", wrong]))
     say("loaded")
-    dist.barrier()
-    dist.destroy_process_group()
+    rank.leave()
 
 
 def say(line):

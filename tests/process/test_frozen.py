@@ -9,7 +9,7 @@ from pathlib import Path
 
 import frozen_worker
 import torch
-from test_keeper_alone import names, open_one, start  # noqa: F401 - a fixture and its helpers
+from keepers import names, open_one
 
 from resilient.checkpointer import About
 from resilient.format.names import CheckpointId
@@ -52,7 +52,7 @@ def test_a_run_that_wants_copies_gets_them(tmp_path):
         assert manifest.own_bytes == manifest.size_bytes > 128 * 128 * 4
 
 
-def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tmp_path):  # noqa: F811
+def test_a_keeper_lands_saves_that_refer_and_what_memory_lacks_is_read(start, tmp_path):
     keeper, url = start(), tmp_path / "run"
     checkpointer = open_one(keeper, url)
     checkpointer.resume({})

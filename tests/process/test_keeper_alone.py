@@ -6,62 +6,25 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch
-from keepers import Keeper, names, open_one
-from manifests import Values
+from keepers import begun, names, resumed_weight, weight
 
-from resilient.agent.keeping import Keeping
-from resilient.agent.options import KeeperWishes
 from resilient.checkpointer import About
-from resilient.clock import SystemClock
-from resilient.errors import ConfigError, SaveFailed
-from resilient.events import Emitter
+from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
-from resilient.state.capture import Part
-from resilient.storage.local import LocalStore
 from resilient.testing.gang import run_gang
 from resilient.world.agreement import Failure
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 
 
-@pytest.fixture
-def start(tmp_path):
-    started = []
-
-    def one(*options, folder="keeper"):
-        started.append(Keeper(tmp_path / folder, *options))
-        return started[-1]
-
-    yield one
-    for keeper in started:
-        if keeper.process.poll() is None:
-            keeper.kill()
-
-
-def weight(value, size=5000):
-    return {"model": Part(Values(weight=torch.full((size,), float(value))))}
-
-
-def resumed_weight(keeper, url, scope="next"):
-    target = Values()
-    checkpointer = open_one(keeper, url, scope=scope)
-    resumed = checkpointer.resume({"model": Part(target)})
-    checkpointer.close()
-    return resumed.checkpoint, float(target.state["weight"][0]), checkpointer.seen
-
-
 def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
     keeper = start()
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     for step in (1, 2, 3):
         checkpointer.save(step, weight(step, 5000 * step), About())
     checkpointer.close()
@@ -75,8 +38,7 @@ def test_two_ranks_commit_together(start, tmp_path):
     keeper = start()
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         checkpointer.save(1, weight(7, 300_000), About())
         checkpointer.close()
         return checkpointer.committed()
@@ -90,8 +52,7 @@ def test_two_hosts_commit_over_the_board_of_the_coordinators_keeper(start, tmp_p
 
     def rank_main(world, board):
         keeper = keepers[world.rank]
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         for step in (1, 2):
             checkpointer.save(step, weight(step, 300_000), About())
         checkpointer.close()
@@ -106,8 +67,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
     keeper = start()
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         persister = checkpointer._persister
         if world.rank == lost:
             persister._talk.tell = lost_before_it_hands_over(persister._talk)
@@ -127,8 +87,7 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
     keeper, began_seconds = start(), time.monotonic()
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         talk = checkpointer._persister._talk
         if world.rank == 1:
             talk.tell = lost_before_it_hands_over(talk)
@@ -158,8 +117,7 @@ def lost_before_it_hands_over(talk):
 
 def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, tmp_path):
     keeper = start()
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), About())
     checkpointer.wait()
     keeper.kill()
@@ -171,8 +129,7 @@ def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, 
 
 def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
-    checkpointer = open_one(gone, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(gone, tmp_path / "run")
     checkpointer.save(1, weight(1), About())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
@@ -185,8 +142,7 @@ def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
 
     def rank_main(world, board):
         mine = (keeper, gone)[world.rank]
-        checkpointer = open_one(mine, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(mine, tmp_path / "run", board=board, world=world)
         checkpointer.save(1, weight(7, 300_000), About())
         checkpointer.close()
         return checkpointer.committed()
@@ -196,55 +152,13 @@ def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
 
 def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
     keeper = start()
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), About())
     while not checkpointer.committed():
         time.sleep(0.01)
     keeper.kill()
     checkpointer.wait()
     checkpointer.close()
-
-
-def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(start, tmp_path):
-    keeper = start("--host-bytes-max", "30000")
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
-    checkpointer.save(1, weight(1, 5000), About())
-    checkpointer.wait()
-    with pytest.raises(ConfigError, match=r"needs at least \d+ .* host_bytes_max allows 30000"):
-        checkpointer.save(2, weight(2, 50_000), About())
-    checkpointer.close()
-    assert checkpointer.committed() == [CheckpointId(1, 1)]
-
-
-def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_disk):
-    keeper = start("--shared", str(small_disk(1 << 20)))
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
-    checkpointer.save(1, weight(1, 500_000), About())
-    checkpointer.save(2, weight(2, 1000), About())
-    checkpointer.close()
-    assert checkpointer.committed() == [CheckpointId(1, 2), CheckpointId(1, 1)]
-    assert names(checkpointer.seen).count("KeeperBypassed") >= 1
-    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
-
-
-def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
-    keeper = start()
-    shared = set()
-    for life in (1, 2):
-        checkpointer = open_one(keeper, tmp_path / "run", scope=f"life-{life}")
-        checkpointer.resume({})
-        mine = set()
-        for step in (1, 2, 3):
-            checkpointer.save(step, weight(step), About())
-            mine.add(tuple(sorted(path.name for path in keeper.shared.glob("*/0*"))))
-        checkpointer.close()
-        assert len(mine) == 1
-        (files,) = mine
-        assert not shared & set(files)
-        shared |= set(files)
 
 
 @pytest.fixture
@@ -260,8 +174,7 @@ def gate(tmp_path, monkeypatch):
 
 def handed_over(keeper, gate, url):
     """Hand checkpoint-1 over and lose the trainer; the store does not take it yet."""
-    checkpointer = open_one(keeper, url)
-    checkpointer.resume({})
+    checkpointer = begun(keeper, url)
     checkpointer.save(1, weight(1), About())
     while not list(gate.glob("held-*")):
         time.sleep(0.01)
@@ -288,8 +201,7 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
     keepers = [start(folder="host-0"), start(folder="host-1")]
 
     def rank_main(world, board):
-        checkpointer = open_one(keepers[world.rank], tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keepers[world.rank], tmp_path / "run", board=board, world=world)
         checkpointer.save(1, weight(7, 300_000), About())
         if world.rank == 1:
             while len(list(gate.glob("held-*"))) < 2:
@@ -319,30 +231,6 @@ def test_a_new_life_waits_for_what_an_older_one_handed_over(start, gate, tmp_pat
     opener.start()
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
     opener.join()
-
-
-def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
-    start, tmp_path, monkeypatch
-):
-    keeper = start()
-    url = tmp_path / "run"
-    checkpointer = open_one(keeper, url)
-    checkpointer.resume({})
-    checkpointer.save(1, weight(1), About())
-    checkpointer.close()
-    reads = []
-    get = LocalStore.get
-    monkeypatch.setattr(LocalStore, "get", lambda self, key: [reads.append(key), get(self, key)][1])
-    assert resumed_weight(keeper, url, "second")[:2] == (CheckpointId(1, 1), 1.0)
-    assert not [key for key in reads if key.endswith(".safetensors")]
-    for path in keeper.shared.glob("*/0*"):
-        with path.open("r+b") as file:
-            file.seek(path.stat().st_size // 2)
-            file.write(b"\xa5")
-    checkpoint, value, seen = resumed_weight(keeper, url, "third")
-    assert (checkpoint, value) == (CheckpointId(1, 1), 1.0)
-    assert [key for key in reads if key.endswith(".safetensors")]
-    assert "MemoryDoubted" in names(seen)
 
 
 HOSTILE = [
@@ -378,8 +266,7 @@ def test_torn_and_hostile_messages_are_refused_and_hurt_nobody(start, tmp_path):
         connection.close()
         for line in heard.splitlines():
             assert isinstance(json.loads(line), dict)
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), About())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
@@ -390,8 +277,7 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
     keeper = start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         keeper.process.send_signal(number)
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), About())
     checkpointer.close()
     assert keeper.close() == 0
@@ -400,62 +286,11 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
 def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
     monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 1.0)
     keeper = start()
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     keeper.process.send_signal(signal.SIGSTOP)
     checkpointer.save(1, weight(1), About())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
-
-
-def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path):
-    first = start()
-    checkpointer = open_one(first, tmp_path / "run")
-    checkpointer.resume({})
-    checkpointer.save(1, weight(1), About())
-    checkpointer.wait()
-    first.kill()
-    stale = list(first.shared.iterdir())
-    assert stale
-    second = start()
-    assert not any(path.exists() for path in stale)
-    checkpointer.close()
-    assert resumed_weight(second, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
-
-
-def test_a_host_without_shared_memory_is_told_in_one_line(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "resilient.vault.keeper.keeper",
-        "--socket",
-        str(tmp_path / "k"),
-    ]
-    done = subprocess.run(
-        [*command, "--shared", str(tmp_path / "missing")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "cannot make shared memory" in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-    assert done.stderr == ""
-
-
-def test_a_keeper_that_cannot_start_is_told_once_and_not_tried_again(tmp_path):
-    said = []
-    emit = Emitter(SystemClock(), (lambda _, event: said.append(event.line()),))
-    keeping = Keeping(tmp_path, KeeperWishes(1 << 20), 1.0, emit)
-    keeping._argv += ["--shared", str(tmp_path / "missing")]
-    for _ in range(2):
-        keeping.start()
-        keeping.ready()
-    assert (keeping.path, keeping.pid) == ("", 0)
-    assert len(said) == 1
-    assert "the trainers save by themselves: cannot make shared memory" in said[0]
-    keeping.stop()
 
 
 def test_threads_of_the_board_end_with_it():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from keepers import Keeper
 from manifests import Values
-from test_keeper_alone import Keeper
 
 from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock

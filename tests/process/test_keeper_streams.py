@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from keepers import Keeper, names, open_one
+from keepers import begun, names, resumed_from
 from manifests import Values
 
 from resilient.checkpointer import About
@@ -22,24 +22,16 @@ from resilient.testing.gang import run_gang
 from resilient.vault.keeper import stream
 
 TRAINER = Path(__file__).with_name("streaming_trainer.py")
+
+
 MIB = 1 << 20
+
+
 # A state of 48 MiB becomes three files of 16 MiB.
 FILE_BYTES = 16 * MIB
+
+
 BOUND_BYTES = 34 * MIB
-
-
-@pytest.fixture
-def start(tmp_path):
-    started = []
-
-    def one(*options, folder="keeper"):
-        started.append(Keeper(tmp_path / folder, *options))
-        return started[-1]
-
-    yield one
-    for keeper in started:
-        if keeper.process.poll() is None:
-            keeper.kill()
 
 
 def state(seed, mib=48):
@@ -54,14 +46,6 @@ def state(seed, mib=48):
 
 def parts_of(tensors):
     return {"model": Part(Values(**tensors))}
-
-
-def resumed(keeper, url, scope="next"):
-    target = Values()
-    checkpointer = open_one(keeper, url, scope=scope)
-    found = checkpointer.resume({"model": Part(target)})
-    checkpointer.close()
-    return found.checkpoint, target.state
 
 
 def is_same(found, expected):
@@ -105,8 +89,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
     start, tmp_path, limits
 ):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = open_one(keeper, tmp_path / "run", **limits)
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run", **limits)
     with Watch(keeper.shared) as watch:
         for step in (1, 2):
             checkpointer.save(step, parts_of(state(step)), About(), overlap=step == 2)
@@ -115,7 +98,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
         checkpointer.close()
     assert 2 * FILE_BYTES <= watch.most_bytes <= BOUND_BYTES
     assert "KeeperBypassed" not in names(checkpointer.seen)
-    found, tensors = resumed(keeper, tmp_path / "run")
+    found, tensors, _ = resumed_from(keeper, tmp_path / "run")
     assert found == CheckpointId(1, 2)
     assert is_same(tensors, state(2))
     assert keeper.close() == 0
@@ -124,17 +107,15 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
 
 def test_one_slot_is_enough(start, tmp_path):
     keeper = start("--host-bytes-max", str(20 * MIB))
-    checkpointer = open_one(keeper, tmp_path / "run", parity=1)
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run", parity=1)
     checkpointer.save(1, parts_of(state(1)), About())
     checkpointer.close()
-    assert is_same(resumed(keeper, tmp_path / "run")[1], state(1))
+    assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(1))
 
 
 def test_state_that_grows_past_the_bound_and_shrinks_again_is_saved_each_time(start, tmp_path):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     with Watch(keeper.shared) as watch:
         for step, mib in enumerate((32, 48, 16, 33), 1):
             checkpointer.save(step, parts_of(state(step, mib)), About())
@@ -142,15 +123,14 @@ def test_state_that_grows_past_the_bound_and_shrinks_again_is_saved_each_time(st
     assert watch.most_bytes <= BOUND_BYTES
     assert [one.step for one in checkpointer.committed()] == [4, 3, 2, 1]
     assert "KeeperBypassed" not in names(checkpointer.seen)
-    assert is_same(resumed(keeper, tmp_path / "run")[1], state(4, 33))
+    assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(4, 33))
 
 
 def test_a_file_larger_than_a_ranks_share_is_refused_on_all_ranks_with_the_numbers(start, tmp_path):
     keeper = start("--host-bytes-max", str(2 * BOUND_BYTES), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         # What belongs to one rank alone is one file.
         own = Values(whole=torch.zeros((40 if world.rank else 1) * MIB, dtype=torch.int8))
         with pytest.raises(ConfigError, match=f"needs at least .* allows {2 * BOUND_BYTES}"):
@@ -167,8 +147,7 @@ def test_a_rank_that_has_room_waits_for_one_that_has_not(start, tmp_path):
     keeper = start("--host-bytes-max", str(2 * BOUND_BYTES), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         parts = {
             f"own{number}": Part(Values(whole=torch.ones(mib * MIB, dtype=torch.int8)), "rank")
             for number, mib in enumerate((16, 16, 16) if world.rank else (1, 1, 1))
@@ -187,8 +166,7 @@ def test_two_ranks_stream_at_once(start, tmp_path):
     keeper = start("--host-bytes-max", str(2 * 20 * MIB), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = open_one(keeper, tmp_path / "run", board=board, world=world)
-        checkpointer.resume({})
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
         checkpointer.save(1, parts_of(state(5, 72)), About())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
@@ -197,15 +175,14 @@ def test_two_ranks_stream_at_once(start, tmp_path):
     with Watch(keeper.shared) as watch:
         assert run_gang(2, rank_main) == [(True, False)] * 2
     assert watch.most_bytes <= 40 * MIB
-    assert is_same(resumed(keeper, tmp_path / "run")[1], state(5, 72))
+    assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(5, 72))
 
 
 def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
     """Training cannot go on before the last byte was copied, however late that is asked for."""
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
     url = tmp_path / "run"
-    checkpointer = open_one(keeper, url)
-    checkpointer.resume({})
+    checkpointer = begun(keeper, url)
     tensors = state(1)
     expected = {name: one.clone() for name, one in tensors.items()}
     for step in (1, 2, 3):
@@ -214,13 +191,12 @@ def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
             one.add_(1)
             expected[name].add_(step < 3)
     checkpointer.close()
-    assert is_same(resumed(keeper, url)[1], expected)
+    assert is_same(resumed_from(keeper, url)[1], expected)
 
 
 def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeypatch):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = open_one(keeper, tmp_path / "run")
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run")
     copy, count = stream._fill, []
 
     def copy_and_kill(file, slot):
@@ -238,15 +214,14 @@ def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeyp
     assert "KeeperBypassed" in names(checkpointer.seen)
     keeper.close()
     again = start(folder="again")
-    assert is_same(resumed(again, tmp_path / "run")[1], state(1))
+    assert is_same(resumed_from(again, tmp_path / "run")[1], state(1))
 
 
 def test_a_file_that_cannot_be_copied_fails_the_save_and_the_next_one_lands(
     start, tmp_path, monkeypatch
 ):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = open_one(keeper, tmp_path / "run", within_seconds=20)
-    checkpointer.resume({})
+    checkpointer = begun(keeper, tmp_path / "run", within_seconds=20)
     copy = stream._fill
 
     def broken(file, slot):
@@ -277,7 +252,7 @@ def test_a_trainer_killed_in_mid_stream_costs_that_save_and_nothing_else(
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    found, tensors = resumed(keeper, run)
+    found, tensors, _ = resumed_from(keeper, run)
     assert found == CheckpointId(1, 1)
     assert is_same(tensors, state(1))
     left = [path.parent.name for path in run.glob("checkpoint-*/manifest.json")]

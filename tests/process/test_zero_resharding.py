@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deepspeed_forks import run_forks
-from reshard_worker import Odd
+from resharding import Odd
 from zero_reshard_worker import LAYOUTS, SAVERS, STAGES_SAVED, savers_for
 
 from resilient.storage.open import open_store

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 import warnings
@@ -20,18 +19,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed_forks import exit_codes, fork_world, preload
-from reshard_worker import Odd, bits, job_of
+from reshard_worker import job_of
+from resharding import (
+    OTHER_RATE,
+    RATE,
+    Odd,
+    Rank,
+    bits,
+    moments_of,
+    rate_of,
+    wrong_groups,
+    wrong_moments,
+)
 
-from resilient.checkpointer import About
-from resilient.clock import SystemClock
-from resilient.events import Emitter
-from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.flat import FlatShard
 from resilient.state.zero import ZeroModel, ZeroOptimizer
 from resilient.state.zero_homes import homes_of, refresh
-from resilient.world.launch import read_launch
-from resilient.world.tcp import connect, join_process_group
 
 STAGES = ["zero0", "zero1", "zero2", "zero3"]
 LAYOUTS = {
@@ -77,7 +81,7 @@ class Zero:
             "zero_allow_untested_optimizer": True,
         }
         model = Trained(seed)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if seed == 2 else 0.5)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate_of(seed))
         self.engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
         self.parts = {
             "model": Part(ZeroModel(self.engine)),
@@ -95,7 +99,7 @@ class Zero:
         """Put other weights everywhere: what the last load left must not help this one."""
         self.give_weights(Odd(seed))
         for group in self.engine.basic_optimizer.param_groups:
-            group["lr"] = 1e-3
+            group["lr"] = OTHER_RATE
         self.engine.basic_optimizer.state.clear()
 
     def give_weights(self, plain):
@@ -114,12 +118,7 @@ class Zero:
     def give_moments(self):
         state = self.engine.basic_optimizer.state
         for home in homes_of(self.engine):
-            value = home.flat.detach()
-            state[home.flat] = {
-                "step": torch.tensor(17.0),
-                "exp_avg": value * 0.5,
-                "exp_avg_sq": value * value,
-            }
+            state[home.flat] = moments_of(home.flat.detach())
 
     def check(self, plain):
         """Return what is not as in the plain model."""
@@ -128,15 +127,10 @@ class Zero:
         wrong = [name for name in expected if not as_expected(state[name], expected[name])]
         optimizer = self.parts["optimizer"].stateful.state_dict()
         for name, one in optimizer["state"].items():
-            value = expected[name]
-            rights = {"exp_avg": value * 0.5, "exp_avg_sq": value * value}
-            wrong += [f"{name} {key}" for key in rights if not as_expected(one[key], rights[key])]
-            wrong += [] if float(one["step"]) == 17 else [f"{name} step"]
+            wrong += [f"{name} {key}" for key in wrong_moments(one, expected[name], as_expected)]
         if optimizer["state"].keys() != dict(plain.named_parameters()).keys():
             wrong.append(f"state of {sorted(optimizer['state'])}")
-        if [group["lr"] for group in optimizer["param_groups"]] != [0.5]:
-            wrong.append("groups")
-        return wrong + self.wrong_low(expected)
+        return wrong + wrong_groups(optimizer) + self.wrong_low(expected)
 
     def wrong_low(self, expected):
         """Return the weights that the model computes with that were not rounded from the right."""
@@ -153,11 +147,9 @@ class Zero:
 
     def differs_after_a_step(self, plain):
         """Return what a step makes of the loaded state that it does not make of the plain one."""
-        optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5)
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE)
         for one in plain.parameters():
-            value = one.detach()
-            moments = {"exp_avg": value * 0.5, "exp_avg_sq": value * value}
-            optimizer.state[one] = {"step": torch.tensor(17.0), **moments}
+            optimizer.state[one] = moments_of(one.detach())
         plain(1.0).backward()
         optimizer.step()
         self.engine.backward(self.engine(1.0))
@@ -200,40 +192,27 @@ def main(folder, ports):
 
 
 def be_a_rank(folder):
-    torch.set_num_threads(1)
-    launch = read_launch(os.environ)
-    world = launch.world
-    board = connect(world, launch.host, launch.port, hosted=False)
-    join_process_group(board, world, "gloo", "0", 120)
-
-    def opened(repository, scope):
-        return open_checkpointer(
-            str(folder / repository), world, board, Emitter(SystemClock()), scope=scope
-        )
-
+    rank = Rank(folder)
+    world = rank.world
     for layout in LAYOUTS[world.size]:
-        save(layout, world, opened)
+        rank.save(layout, saved_job_of(layout))
     (folder / f"saved-{world.size}-{world.rank}").touch()
     while len(list(folder.glob("saved-*"))) < sum(LAYOUTS):
         time.sleep(0.05)
     with (folder / f"found-{world.size}-{world.rank}").open("w") as file:
         for layout in LAYOUTS[world.size]:
-            for found in load_all(layout, world, opened):
+            for found in load_all(layout, rank):
                 file.write(json.dumps(found) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+    rank.leave()
 
 
-def save(layout, world, opened):
-    job = (Zero if layout.startswith("zero") else job_of)(layout, seed=1)
-    if layout.startswith("zero"):
-        # With more digits than half precision has.
-        job.give_weights(Odd(seed=1))
-    job.give_moments()
-    checkpointer = opened(f"{layout}-{world.size}", f"save {layout}")
-    checkpointer.resume({})
-    checkpointer.save(5, job.parts, About(strategy=layout))
-    checkpointer.close()
+def saved_job_of(layout):
+    if not layout.startswith("zero"):
+        return job_of(layout, seed=1)
+    job = Zero(layout, seed=1)
+    # With more digits than half precision has.
+    job.give_weights(Odd(seed=1))
+    return job
 
 
 STAGES_SAVED = [one for one in SAVERS if one.partition("-")[0] in STAGES]
@@ -248,11 +227,11 @@ def savers_for(layout, ranks):
     return [one for one in SAVERS if one.startswith("zero")]
 
 
-def load_all(layout, world, opened):
+def load_all(layout, rank):
     """Yield what differs after each load."""
     is_zero = layout.startswith("zero")
     job = Zero(layout, seed=2) if is_zero else None
-    savers = savers_for(layout, world.size)
+    savers = savers_for(layout, rank.world.size)
     for number, saver in enumerate(savers):
         if is_zero:
             job.spoil(seed=2)
@@ -260,13 +239,10 @@ def load_all(layout, world, opened):
             job = job_of(layout, seed=2)
         if number % 2:
             job.give_moments()
-        checkpointer = opened(saver, f"{saver} to {layout}")
-        resumed = checkpointer.resume(job.parts)
-        checkpointer.close()
-        wrong = job.check(Odd(seed=1)) if resumed else ["nothing was loaded"]
+        wrong = rank.load(saver, layout, job)
         if layout in STAGES and saver == savers[-1]:
             wrong += job.differs_after_a_step(Trained(seed=1))
-        yield saver, f"{layout}-{world.size}", wrong
+        yield saver, f"{layout}-{rank.world.size}", wrong
 
 
 if __name__ == "__main__":

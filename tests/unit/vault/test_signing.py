@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from manifests import Values, begin, save
 from mutations import resealed
-from tiny import CHECKPOINT, SECRET, SIGNING, tiny_repository
+from tiny import CHECKPOINT, OTHER, SECRET, SIGNING, tiny_repository
 
 from resilient.checkpointer import About, Checkpointer
 from resilient.clock import SystemClock
@@ -22,7 +22,7 @@ from resilient.errors import (
 )
 from resilient.events import Emitter
 from resilient.format.names import CheckpointId, signature_name
-from resilient.format.signature import Signing, SigningKey
+from resilient.format.signature import Signing
 from resilient.state.capture import Part
 from resilient.testing.faults import Crash, Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.memory import MemoryStore
@@ -40,11 +40,10 @@ from resilient.vault.registry.signing import (
 )
 from resilient.vault.rotation.rotate import discard, rotate
 from resilient.world.comms import Comms
-from resilient.world.launch import Launch, read_launch, read_signing_key, write_launch
+from resilient.world.launch import Launch, write_launch
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
-OTHER = Signing.of_secret("another key of enough bytes", is_required=True)
 CLOCK = SystemClock()
 
 
@@ -288,53 +287,6 @@ def test_the_key_is_shown_nowhere(caplog):
     for form in (SECRET, SECRET.encode().hex(), repr(SECRET.encode())):
         assert [one for one in everything if form in one] == []
     assert SIGNING.key.key_id in store.objects[signatures(store)[0]].decode()
-
-
-def test_keys_are_told_apart_and_a_short_one_is_refused():
-    assert SIGNING.key.key_id != OTHER.key.key_id
-    assert SIGNING.key == SigningKey(SECRET.encode())
-    with pytest.raises(ConfigError, match="15 bytes") as caught:
-        Signing.of_secret("0123456789abcde")
-    assert "0123456789abcde" not in caught.value.message + caught.value.hint
-    assert Signing.of_secret("") == Signing()
-
-
-def test_what_nobody_could_check_is_not_required():
-    with pytest.raises(ConfigError, match="no key") as caught:
-        Signing.of_secret("", is_required=True)
-    assert "RESILIENT_SIGNING_KEY_FILE" in caught.value.hint
-
-
-def test_the_key_comes_from_the_environment_or_from_a_file(tmp_path):
-    file = tmp_path / "signing.key"
-    file.write_text(f"{SECRET}\n")
-    assert read_signing_key({}) == ""
-    assert read_signing_key({"RESILIENT_SIGNING_KEY": SECRET}) == SECRET
-    assert read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)}) == SECRET
-    both = {"RESILIENT_SIGNING_KEY": SECRET, "RESILIENT_SIGNING_KEY_FILE": str(file)}
-    with pytest.raises(ConfigError, match="use one of them"):
-        read_signing_key(both)
-    file.write_bytes(b"\xff" * 20)
-    raw = read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)})
-    assert Signing.of_secret(raw).key == SigningKey(b"\xff" * 20)
-
-
-@pytest.mark.parametrize("content", [None, "", " \n", "x" * 70_000])
-def test_a_key_file_without_a_key_is_named_and_not_shown(tmp_path, content):
-    file = tmp_path / "signing.key"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(ConfigError, match=r"signing\.key") as caught:
-        read_signing_key({"RESILIENT_SIGNING_KEY_FILE": str(file)})
-    assert "openssl rand" in caught.value.hint
-    assert "xxx" not in caught.value.message
-
-
-def test_workers_are_told_that_a_signature_is_required():
-    told = write_launch(Launch(World(), require_signature=True))
-    assert told["RESILIENT_REQUIRE_SIGNATURE"] == "1"
-    assert read_launch(told).require_signature
-    assert not read_launch({}).require_signature
 
 
 def test_a_loop_of_ones_own_asks_for_it_with_one_argument(tmp_path, monkeypatch):

@@ -1,0 +1,70 @@
+"""Checkpoints to damage, and their repair."""
+
+from __future__ import annotations
+
+from manifests import begin, empty_manifest, save
+
+from resilient.format.digest import CHUNK_BYTES
+from resilient.format.manifest import PartEntry
+from resilient.format.names import CheckpointId
+from resilient.format.shard import HostFile
+from resilient.testing.memory import MemoryStore
+from resilient.vault.health.repair import carry_out_repair, plan_repair
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.saving.write import write
+
+CHECKPOINT = CheckpointId(1, 7)
+
+
+MODEL = CHECKPOINT.key("model.r00000.safetensors")
+
+
+PARITY = CHECKPOINT.key("parity-0-0.r00000.parity")
+
+
+def saved(parity: int, ranks: int = 1) -> MemoryStore:
+    store = MemoryStore()
+    begin(store)
+    save(store, CHECKPOINT, ranks=ranks, parity=parity)
+    return store
+
+
+def keys_of(store) -> list[str]:
+    """Return the keys of everything that repair answers for, the manifest and its copy left out."""
+    return [CHECKPOINT.key(entry.name) for entry in read_manifest(store, CHECKPOINT).files]
+
+
+def repair(store, *others, **options):
+    plan = plan_repair(store, CHECKPOINT, others, **options)
+    carry_out_repair(store, plan, others)
+    return plan
+
+
+def put(store, key, data) -> None:
+    if data is None:
+        store.delete(key)
+    else:
+        store.objects[key] = data
+
+
+def large(parity: int) -> MemoryStore:
+    """Return a checkpoint of three files, the longest of three chunks."""
+    store = MemoryStore()
+    begin(store)
+    sizes = {"a.json": 2 * CHUNK_BYTES + 5, "b.json": CHUNK_BYTES + 9, "c.json": 11}
+    files = [
+        HostFile(name, bytes([at + 1]) * size) for at, (name, size) in enumerate(sizes.items())
+    ]
+    parts = [PartEntry("state", "replicated", "a.json")]
+    receipt = write(store, CHECKPOINT, 0, files, parts, parity)
+    commit(store, gather_receipts(empty_manifest(CHECKPOINT), [receipt]))
+    if parity:
+        copy_manifest(store, CHECKPOINT)
+    return store
+
+
+def flip(store, key, position) -> None:
+    data = bytearray(store.objects[key])
+    data[position] ^= 64
+    store.objects[key] = bytes(data)
