@@ -16,6 +16,7 @@ from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, re
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import place_in_stream
 from resilient.train.fitting import fitting_for
+from resilient.train.interop.shelf import shelf_of
 from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.measures.counting import Counter, TokenCount
 from resilient.train.measures.meters import Meters
@@ -195,6 +196,7 @@ def restore(
     control = callbacks.control
     if control.should_training_stop and state.global_step >= state.max_steps:
         control.should_training_stop = False
+    callbacks.context["shelf"] = shelf_of(session, run.saver)
     replan(run, hooks, state, callbacks)
 
 

@@ -76,6 +76,7 @@ class Saver:
         self._args = args
         # What is saved at step 0 is nothing: a new life would begin the same way.
         self._saved: CheckpointId | None = None
+        self.begun: CheckpointId | None = None
         self._saved_step = 0
         self._updates = 0
 
@@ -90,6 +91,7 @@ class Saver:
         if resumed is None:
             return None
         self._saved, self._saved_step = resumed.checkpoint, resumed.step
+        self.begun = resumed.checkpoint
         if resumed.absent:
             self.emit(PartsStartedFresh(resumed.absent))
         return resumed
@@ -112,6 +114,11 @@ class Saver:
         if changes:
             self.emit(ArgumentsChanged(changes))
         require_resumable(changes, self._args.resume_changes)
+
+    @property
+    def generation(self) -> int:
+        """The number of this life."""
+        return self._checkpointer.generation
 
     def save(self) -> bool:
         """Save this step unless it is saved; False if it was. Collective.

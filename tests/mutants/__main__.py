@@ -37,6 +37,7 @@ from tests.mutants import (
     spine,
     storage,
     tiers,
+    trackers,
 )
 from tests.mutants.mutant import Mutant
 from tests.mutants.warmth import Warmth
@@ -65,6 +66,7 @@ LISTS = {
         arguments,
         inplace,
         recipes,
+        trackers,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

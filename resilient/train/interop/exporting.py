@@ -32,8 +32,9 @@ from resilient.vault.registry.catalog import read_manifest, resolve
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from resilient.checkpointer import Checkpointer
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
 
@@ -109,12 +110,25 @@ def _read(
     ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     optional = ("scaler", *ranks, *PAPERS)
     spine = open_checkpointer(url, storage_options=storage_options)
-    held = {name: Held() for name in (*_NEEDED, *optional) if name in stored}
     try:
-        for name, one in held.items():
-            spine.load_part(manifest.checkpoint, name, Part(one))
+        return read_parts(spine, manifest, (*_NEEDED, *optional))
     finally:
         spine.close()
+
+
+def read_parts(
+    spine: Checkpointer, manifest: Manifest, names: Iterable[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the states of those of the named parts that a checkpoint holds, each byte proved.
+
+    Raises:
+        KeyNotFound: the checkpoint was rotated away.
+        IntegrityError: it is damaged.
+    """
+    stored = {entry.name for entry in manifest.parts}
+    held = {name: Held() for name in names if name in stored}
+    for name, one in held.items():
+        spine.load_part(manifest.checkpoint, name, Part(one))
     return {name: one.state for name, one in held.items()}
 
 
@@ -125,7 +139,7 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     optimizer = parts["optimizer"]
-    _write_model(draft, parts)
+    write_model_files(draft, parts)
     torch.save(theirs.optimizer_by_position(optimizer), draft / OPTIMIZER)
     groups = optimizer["param_groups"]
     torch.save(theirs.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
@@ -138,9 +152,18 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
     draft.rename(target)
 
 
-def _write_model(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the weights and what belongs to them; of an adapted model only the adapter."""
-    model, optimizer, adapter = parts["model"], parts["optimizer"], parts.get(ADAPTER)
+def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights and what belongs to them; of an adapted model only the adapter.
+
+    Args:
+        draft: is there.
+        parts: states by name; without an optimizer a tied weight has its first name.
+
+    Raises:
+        IncompatibleCheckpoint: something is trained beside an adapter.
+    """
+    model, adapter = parts["model"], parts.get(ADAPTER)
+    optimizer = parts.get("optimizer", {"param_groups": []})
     if adapter is None:
         tensors = theirs.weights(model, optimizer)
         LocalStore(draft).put(WEIGHTS, pack(tensors, {"format": "pt"}))

@@ -7,12 +7,15 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from resilient.errors import KeyNotFound
 from resilient.events import Event, Level
 from resilient.train.trackers.points import Curve, points_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from resilient.format.names import CheckpointId
+    from resilient.train.interop.shelf import Shelf
     from resilient.train.trackers.tracker import Opening, Tracker
 
 # A log entry is small; a tool that is this far behind is not coming back.
@@ -32,6 +35,22 @@ class TrackerFailed(Event):
         return (
             f"{self.tracker} does not draw all of this run: {self.reason}; training and "
             "checkpoints are not affected, and the next life sends what is missing"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNotUploaded(Event):
+    """A tracker did not take a model; it is tried again at the next save."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tracker: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and that nothing else failed."""
+        return (
+            f"{self.tracker} did not take a model: {self.reason}; training and checkpoints are "
+            "not affected"
         )
 
 
@@ -67,6 +86,7 @@ class Courier:
         self._curve = Curve(None)
         self._landed = int(saved.get("step", 0))
         self._run_id = str(saved.get("run_id", ""))
+        self._uploaded = str(saved.get("model", ""))
         self._is_open = False
         self._failed = threading.Lock()
         self._started, self._finished = threading.Event(), threading.Event()
@@ -74,8 +94,9 @@ class Courier:
         thread.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id in the tool, and the last step up to which the tool has all."""
-        return {"run_id": self._tracker.run_id or self._run_id, "step": self._landed}
+        """Return the run's id in the tool, up to which step it has all, and its last model."""
+        model = {"model": self._uploaded} if self._uploaded else {}
+        return {"run_id": self._tracker.run_id or self._run_id, "step": self._landed, **model}
 
     def open(
         self, opening: Opening, history: Sequence[Mapping[str, Any]], within_seconds: float
@@ -87,6 +108,23 @@ class Courier:
     def post(self, logs: Mapping[str, Any], step: int) -> None:
         """Send one log entry; returns at once."""
         self._put(self._send, dict(logs), step)
+
+    @property
+    def takes_models(self) -> bool:
+        """Whether the tool takes models, which may be big."""
+        return self._tracker.wants_models() != "never"
+
+    def upload(self, shelf: Shelf, *, at_end: bool, best: bool = False) -> None:
+        """Send the models that were committed since the last time; returns at once.
+
+        Args:
+            shelf: where they are.
+            at_end: whether training is over and all of it is durable.
+            best: whether training ends with the best model.
+        """
+        wanted = self._tracker.wants_models()
+        if wanted == "checkpoint" or (wanted == "end" and at_end):
+            self._put(self._upload, shelf, at_end, best)
 
     def close(self, within_seconds: float, *, completed: bool) -> None:
         """Wait until all is sent and the run is closed, but not for ever."""
@@ -106,7 +144,11 @@ class Courier:
             try:
                 action(*given)
             except Exception as error:  # noqa: BLE001 - whatever a tool raises, training goes on
-                self._fail(f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                if action == self._upload:
+                    self._tell(ModelNotUploaded(self._tracker.name, reason))
+                else:
+                    self._fail(reason)
             finally:
                 if action == self._finish:
                     self._finished.set()
@@ -130,6 +172,25 @@ class Courier:
             self._tracker.log(points, step)
         if not self._failed.locked():
             self._landed = max(self._landed, step)
+
+    def _upload(self, shelf: Shelf, at_end: bool, best: bool) -> None:  # noqa: FBT001 - as below
+        """Send each model that is still there: retention may have let one go meanwhile."""
+        if not self._is_open:
+            return
+        final = shelf.final(best=best) if at_end else None
+        wanted = shelf.since(self._uploaded) if self._tracker.wants_models() == "checkpoint" else []
+        if final is not None:
+            wanted = [*(one for one in wanted if one != final), final]
+        for checkpoint in wanted:
+            self._upload_one(shelf, checkpoint, is_final=checkpoint == final)
+
+    def _upload_one(self, shelf: Shelf, checkpoint: CheckpointId, *, is_final: bool) -> None:
+        try:
+            with shelf.model_of(checkpoint, is_final=is_final) as model:
+                self._tracker.log_model(model)
+        except KeyNotFound:
+            return
+        self._uploaded = checkpoint.folder
 
     def _finish(self, completed: bool) -> None:  # noqa: FBT001 - it comes through the inbox
         if self._is_open:

@@ -6,13 +6,14 @@ import json
 import os
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from resilient.train.trackers.tracker import Held, Tracker, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resilient.train.interop.shelf import SavedModel
     from resilient.train.trackers.tracker import Opening
 
 _BATCH = 100
@@ -23,14 +24,16 @@ class MLflow(Tracker):
     """Logs to ``MLFLOW_TRACKING_URI``, with the names of metrics as they are (``eval_loss``).
 
     ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS``, ``MLFLOW_FLATTEN_PARAMS`` and
-    ``MLFLOW_MAX_LOG_PARAMS`` hold. The run is open in our thread only: log beside us with
-    ``MlflowClient`` and the run's id.
+    ``MLFLOW_MAX_LOG_PARAMS`` hold, and with ``HF_MLFLOW_LOG_ARTIFACTS`` the model of each
+    committed checkpoint becomes the artifact ``checkpoint-<step>``. The run is open in our thread
+    only: log beside us with ``MlflowClient`` and the run's id.
     """
 
     name = "mlflow"
 
     def __init__(self) -> None:
         self._client: Any = None
+        self._kept: set[str] = set()
 
     def start(self, opening: Opening) -> Held | None:
         """Create the run or reopen it, and say what its store has."""
@@ -59,6 +62,20 @@ class MLflow(Tracker):
     def finish(self, *, completed: bool) -> None:
         """Say how the run ended; one that was cut off is reopened by the next life."""
         self._client.set_terminated(self.run_id, "FINISHED" if completed else "KILLED")
+
+    def wants_models(self) -> Literal["never", "end", "checkpoint"]:
+        """Say what ``HF_MLFLOW_LOG_ARTIFACTS`` says."""
+        said = os.environ.get("HF_MLFLOW_LOG_ARTIFACTS", "").upper()
+        return "checkpoint" if said in _YES else "never"
+
+    def log_model(self, model: SavedModel) -> None:
+        """Log a model's files, and which of them is the one that training ended with."""
+        path = f"checkpoint-{model.checkpoint.step}"
+        if model.checkpoint.folder not in self._kept:
+            self._client.log_artifacts(self.run_id, str(model.folder), path)
+            self._kept.add(model.checkpoint.folder)
+        if model.is_final:
+            self._client.set_tag(self.run_id, "final_model", path)
 
     def spell(self, name: str) -> str:
         """Return the name with what MLflow refuses replaced."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # How long training waits for all trackers together: to begin, at its end, and when it is cut off.
 _BEGIN_SECONDS, _END_SECONDS, _CUT_SECONDS = 15.0, 60.0, 3.0
+# The same at the end, where one takes models: they are as big as a checkpoint.
+_UPLOAD_SECONDS = 1800.0
 
 
 class Reporting(TrainerCallback):
@@ -44,9 +46,17 @@ class Reporting(TrainerCallback):
 
     on_predict = on_evaluate
 
-    def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
+    def on_save(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
+        """Send the models that are committed by now; this save's own comes with the next."""
+        for courier in self._couriers.values():
+            courier.upload(kwargs["shelf"], at_end=False)
+
+    def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Wait until everything is sent."""
-        self._end(_END_SECONDS, completed=True)
+        takes_models = any(one.takes_models for one in self._couriers.values())
+        for courier in self._couriers.values():
+            courier.upload(kwargs["shelf"], at_end=True, best=args.load_best_model_at_end)
+        self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
 
     def close(self) -> None:
         """Send what can still be sent, when training was cut off."""
@@ -85,6 +95,7 @@ class Reporting(TrainerCallback):
                 int(saved.get("step", 0)),
                 context.get("model"),
                 state.trial_name,
+                state.trial_params,
             )
             self._couriers[tracker.name] = courier
             courier.open(opening, history, _BEGIN_SECONDS / len(self._trackers))

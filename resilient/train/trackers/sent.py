@@ -34,15 +34,23 @@ class RememberingTracker(Tracker):
         """Hand the points over."""
         raise NotImplementedError
 
+    def known(self) -> Mapping[str, int] | None:
+        """Return the last step of each metric that the run has; None if nothing says it."""
+        if not self._file.exists():
+            return None
+        steps: dict[str, int] = json.loads(self._file.read_text(encoding="utf-8"))
+        return steps
+
     def start(self, opening: Opening) -> Held | None:
         """Open the run; what was sent into it is held."""
         self.open(opening)
         name = f"{self.name}-{self.run_id.replace('/', '_')}.json"
         self._file = Path(opening.args.output_dir) / "trackers" / name
-        if self.run_id != opening.run_id or not self._file.exists():
+        known = self.known() if self.run_id == opening.run_id else None
+        if known is None:
             return None
-        self._steps = json.loads(self._file.read_text(encoding="utf-8"))
-        return Held(dict(self._steps))
+        self._steps = dict(known)
+        return Held(known)
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Hand the points over, then remember that."""

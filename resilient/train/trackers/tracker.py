@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from resilient.train.trackers.points import rewritten
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.interop.shelf import SavedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Opening:
         since: the first step whose points may come again.
         model: the model that is trained.
         trial_name: the trial of a search, if this is one.
+        trial_params: its values, those of ``model_init`` among them.
     """
 
     args: TrainingArguments
@@ -32,13 +34,14 @@ class Opening:
     since: int = 0
     model: Any = None
     trial_name: str | None = None
+    trial_params: Mapping[str, Any] | None = None
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments, and what the model's ``config`` says beside them."""
+        """Return the arguments, what the model's ``config`` says and what a trial is made of."""
         said = getattr(self.model, "config", None)
         as_dict = getattr(said, "to_dict", None)
         of_model = as_dict() if as_dict is not None else said if isinstance(said, dict) else {}
-        return {**of_model, **self.args.to_dict()}
+        return {**of_model, **(self.trial_params or {}), **self.args.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,17 @@ class Tracker:
 
     def finish(self, *, completed: bool) -> None:
         """Let go of the run; ``completed`` says whether training ended by itself."""
+
+    def wants_models(self) -> Literal["never", "end", "checkpoint"]:
+        """Say when :meth:`log_model` is called: at the end, or for each committed checkpoint."""
+        return "never"
+
+    def log_model(self, model: SavedModel) -> None:
+        """Upload a model from its folder, which is gone afterwards; return when it is handed over.
+
+        What is uploaded is committed. A life that goes on after a kill may upload one again.
+        """
+        raise NotImplementedError
 
     def spell(self, name: str) -> str:
         """Return a metric's name as this tool spells it: ``eval_loss`` -> ``eval/loss``."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import string
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from resilient.train.trackers.points import SINGLE_VALUES
 from resilient.train.trackers.tracker import Held, Tracker, load
@@ -16,8 +17,10 @@ from resilient.train.trackers.wandb_file import has_ended, last_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resilient.train.interop.shelf import SavedModel
     from resilient.train.trackers.tracker import Opening
 
+_NO_NAME = r"[^A-Za-z0-9._-]"  # in the name of an artifact
 _AXIS = "train/global_step"
 _POLLS, _POLL_SECONDS = 100, 0.02
 
@@ -27,6 +30,9 @@ class WeightsAndBiases(Tracker):
 
     A run that the script opened itself is used and left open. W&B counts steps of its own, which
     must not go back: log beside us with ``wandb.log(..., step=state.global_step)``.
+
+    ``WANDB_LOG_MODEL`` uploads the model as the artifact ``model-<run name or id>``: ``checkpoint``
+    that of each committed checkpoint and the last as ``final_model``, ``end`` only this.
     """
 
     name = "wandb"
@@ -34,6 +40,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self) -> None:
         self._run: Any = None
         self._is_ours = True
+        self._model_name = ""
 
     def start(self, opening: Opening) -> Held | None:
         """Open the run or go on with it; W&B refuses steps that it has."""
@@ -47,6 +54,7 @@ class WeightsAndBiases(Tracker):
             **_named(opening),
         )
         self.run_id = self._run.id
+        self._model_name = opening.args.run_name or self.run_id
         self._run.config.update(opening.config(), allow_val_change=True)
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS, step_sync=True)
@@ -67,6 +75,28 @@ class WeightsAndBiases(Tracker):
                 row[name] = value
         if row:
             self._run.log({**row, _AXIS: step}, step=step)
+
+    def wants_models(self) -> Literal["never", "end", "checkpoint"]:
+        """Say what ``WANDB_LOG_MODEL`` says; what it does not mean uploads nothing."""
+        said = os.environ.get("WANDB_LOG_MODEL", "false").lower()
+        return "end" if said == "end" else "checkpoint" if said == "checkpoint" else "never"
+
+    def log_model(self, model: SavedModel) -> None:
+        """Log an artifact, a version of the run's; W&B keeps files that are equal once."""
+        step = model.checkpoint.step
+        artifact = load("wandb").Artifact(
+            f"model-{re.sub(_NO_NAME, '-', self._model_name)}",
+            type="model",
+            metadata={
+                "checkpoint": model.checkpoint.folder,
+                "final_model": model.is_final,
+                **model.metrics,
+            },
+        )
+        # W&B copies it ("mutable"): it uploads when we have gone on.
+        artifact.add_dir(str(model.folder))
+        steps = [f"epoch_{round(model.epoch, 2)}", f"checkpoint_global_step_{step}"]
+        self._run.log_artifact(artifact, aliases=steps + ["final_model"] * model.is_final)
 
     def finish(self, *, completed: bool) -> None:
         """Upload the rest; a run that was cut off is marked as one that will go on."""

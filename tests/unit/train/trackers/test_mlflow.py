@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
+import torch
 
 pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
 from models import make_trainer
+from safetensors.torch import load_file
 
 DEATHS = [6, 14, 22]
 
@@ -88,3 +91,33 @@ def test_the_environment_switches_it_off(repository, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, report_to="mlflow", max_steps=4)
     trainer.train()
     assert trainer.callback_handler.callbacks[1].state_dict() == {}
+
+
+def test_models_of_committed_checkpoints_become_artifacts(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "kept")
+    monkeypatch.setenv("HF_MLFLOW_LOG_ARTIFACTS", "TRUE")
+    store.create_experiment("kept", artifact_location=(tmp_path / "artifacts").as_uri())
+    how = {"report_to": "mlflow", "max_steps": 8, "save_overlap": False}
+    trainer = make_trainer(tmp_path / "run", **how)
+    trainer.train()
+    (run,) = runs_of(store, "kept")
+    number = run.info.run_id
+    assert [one.path for one in store.list_artifacts(number)] == ["checkpoint-4", "checkpoint-8"]
+    assert run.data.tags["final_model"] == "checkpoint-8"
+    folder = tmp_path / "artifacts" / number / "artifacts" / "checkpoint-8"
+    weights = load_file(folder / "model.safetensors")
+    assert all(torch.equal(one, weights[name]) for name, one in trainer.model.state_dict().items())
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 8
+
+
+def test_a_store_that_takes_no_artifact_ends_nothing(tmp_path, store, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "refused")
+    monkeypatch.setenv("HF_MLFLOW_LOG_ARTIFACTS", "1")
+    (tmp_path / "file").write_text("no folder can be made below")
+    store.create_experiment("refused", artifact_location=(tmp_path / "file" / "below").as_uri())
+    how = {"report_to": "mlflow", "max_steps": 8, "save_overlap": False}
+    assert make_trainer(tmp_path / "run", **how).train().global_step == 8
+    assert "mlflow did not take a model" in capsys.readouterr().err
+    (run,) = runs_of(store, "refused")
+    assert run.info.status == "FINISHED"
+    assert "final_model" not in run.data.tags

@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from resilient.train.arguments import TrainingArguments
 from resilient.train.trackers import Opening, Reporting, report
+from resilient.train.trackers.clearml import session_steps
 from resilient.train.trackers.sent import RememberingTracker
 
 DEATHS = [6, 10]
@@ -123,6 +129,67 @@ def test_clearml_gets_one_task_without_a_network(lives, tmp_path, monkeypatch):
     assert len(points) == len(set(points))
     assert {step for name, step in points if name == "train/loss"} == {3, 6, 9, 12}
     assert {step for name, step in points if name == "eval/loss"} == {4, 8, 12, 13}
+
+
+LIFE = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from models import TrainerCallback, make_trainer
+from resilient.storage.local import LocalStore
+from resilient.vault.registry.catalog import committed
+
+class Killed(TrainerCallback):
+    def on_step_begin(self, args, state, control, /, **_):
+        if state.global_step == {at}:
+            while max((one.step for one in committed(LocalStore(Path("out")))), default=0) < 4:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    make_trainer("out", callbacks=[Killed()], report_to="clearml", run_name="mine",
+        num_train_epochs=1, save_overlap=False).train()
+"""
+
+
+@pytest.mark.slow
+def test_clearml_lacks_no_point_of_a_life_that_was_killed(tmp_path):
+    needs("clearml")
+    settings = {name: value.format(tmp_path) for name, value in SETTINGS["clearml"].items()}
+    ends = []
+    for at in (7, 0):
+        script = tmp_path / f"life{at}.py"
+        script.write_text(LIFE.format(here=str(Path(__file__).parent.parent), at=at or -1))
+        life = subprocess.run(
+            [sys.executable, "-W", "ignore", str(script)],
+            cwd=tmp_path,
+            env={**os.environ, **settings},
+            timeout=230,
+            capture_output=True,
+            check=False,
+        )
+        ends.append(life.returncode)
+    assert ends == [-signal.SIGKILL, 0]
+    points, tasks = read_clearml(tmp_path)
+    assert len(tasks) == 1
+    assert len(points) == len(set(points))
+    assert {step for name, step in points if name == "train/loss"} == {3, 6, 9, 12}
+
+
+def test_what_a_session_of_clearml_has_is_read_from_its_file(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    assert session_steps(file) == {}
+
+    def line(*steps):
+        points = [{"metric": "train", "variant": "loss", "iter": step} for step in steps]
+        return json.dumps(points) + "\n"
+
+    file.write_text(line(3, 6) + line(9)[:-4])
+    assert session_steps(file) == {"train/loss": 6}
+    with file.open("a") as more:
+        more.write(line(9))
+    assert [len(json.loads(one)) for one in file.read_text().splitlines()] == [2, 1]
+    assert session_steps(file) == {"train/loss": 9}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("wandb")
 import wandb
-from models import make_trainer
+from models import Net, Noisy, make_trainer
 
-from resilient.train.trackers.wandb_file import history_rows
+from resilient import Trainer, TrainingArguments
+from resilient.train.trackers.wandb_file import _parsed, history_rows
 
 DEATHS = [6, 14, 22]
 
@@ -24,6 +29,8 @@ def service(tmp_path_factory):
             "WANDB_SILENT": "true",
             "WANDB_CONSOLE": "off",
             "WANDB_PROJECT": "tested",
+            "WANDB_DATA_DIR": str(folder / "data"),
+            "WANDB_CACHE_DIR": str(folder / "cache"),
             "WANDB_SERVICE": "",
         }.items():
             patch.setenv(name, value)
@@ -95,3 +102,62 @@ def test_what_a_kill_left_half_written_is_passed_over(repository, tmp_path, writ
     rows = list(history_rows(torn))
     assert 0 < len(rows) < len(whole)
     assert rows == whole[: len(rows)]
+
+
+def artifacts_in(files):
+    """Return (name, aliases, metadata, file -> where its bytes wait) of each artifact, in order."""
+    return [
+        (
+            one.artifact.name,
+            set(one.artifact.aliases),
+            json.loads(one.artifact.metadata),
+            {entry.path: Path(entry.local_path) for entry in one.artifact.manifest.contents},
+        )
+        for file in files
+        for one in _parsed(file)
+        if one.WhichOneof("record_type") == "artifact"
+    ]
+
+
+@pytest.mark.parametrize(("said", "steps"), [("checkpoint", [4, 8]), ("end", [8])])
+def test_models_of_committed_checkpoints_become_versions_of_one_artifact(
+    tmp_path, written, monkeypatch, said, steps
+):
+    monkeypatch.setenv("WANDB_LOG_MODEL", said)
+    how = {"report_to": "wandb", "run_name": "a run", "max_steps": 8, "save_overlap": False}
+    trainer = make_trainer(tmp_path / "run", **how)
+    trainer.train()
+    found = artifacts_in(written().files)
+    assert [meta["checkpoint"] for _, _, meta, _ in found] == [f"checkpoint-{x}-g1" for x in steps]
+    assert {name for name, *_ in found} == {"model-a-run"}
+    _, aliases, meta, files = found[-1]
+    assert {"final_model", "checkpoint_global_step_8"} <= aliases
+    assert meta["final_model"] is True
+    weights = load_file(files["model.safetensors"])
+    assert all(torch.equal(one, weights[name]) for name, one in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize("said", ["false", "always", ""])
+def test_no_model_is_uploaded_unless_it_was_asked_for(tmp_path, written, monkeypatch, said):
+    monkeypatch.setenv("WANDB_LOG_MODEL", said)
+    make_trainer(tmp_path / "run", report_to="wandb", max_steps=4).train()
+    assert artifacts_in(written().files) == []
+
+
+def test_the_values_of_a_trial_are_in_the_config(tmp_path, written):
+    args = TrainingArguments(str(tmp_path), report_to="wandb", max_steps=2, disable_tqdm=True)
+    trainer = Trainer(
+        args=args,
+        train_dataset=Noisy(50),
+        model_init=lambda trial: Net((trial or {}).get("depth", 0)),
+    )
+    trainer.train(trial={"learning_rate": 0.0625, "depth": 7})
+    (file,) = written().files
+    config = {
+        item.key or ".".join(item.nested_key): json.loads(item.value_json)
+        for one in _parsed(file)
+        if one.WhichOneof("record_type") in ("run", "config")
+        for item in (one.run.config if one.HasField("run") else one.config).update
+    }
+    assert config["depth"] == 7
+    assert config["learning_rate"] == 0.0625
