@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.errors import ConfigError
+from resilient.train.arguments import TrainingArguments
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from resilient.train.arguments import TrainingArguments
 
 # What CUDA's and others' libraries read; kernels are launched one by one with it (Transformers').
 _DETERMINISTIC = {
@@ -22,6 +21,23 @@ _DETERMINISTIC = {
 }
 # The first generation of NVIDIA GPUs with TF32 (Ampere).
 _TF32_SINCE = (8, 0)
+
+
+def own_arguments(args: Any) -> TrainingArguments:
+    """Return a trainer's arguments, or the defaults for None.
+
+    Raises:
+        ConfigError: they are another library's.
+    """
+    if args is None:
+        return TrainingArguments()
+    if not isinstance(args, TrainingArguments):
+        kind = type(args)
+        raise ConfigError(
+            f"`args` is a {kind.__module__}.{kind.__qualname__}, not our TrainingArguments",
+            hint="from resilient import TrainingArguments",
+        )
+    return args
 
 
 def settle_process(args: TrainingArguments, device: torch.device) -> None:

@@ -42,4 +42,11 @@ MUTANTS = [
         "            pass\n",
         "tests/unit/train/trackers/test_other_tools.py -k session_of_clearml",
     ),
+    Mutant(
+        "the arguments of a constructor by position are those of another",
+        "resilient/train/surface/searching.py",
+        "return {**dict(zip(names, given, strict=False)), **named}",
+        "return {**dict(zip(names[1:], given, strict=False)), **named}",
+        "tests/unit/train/test_constructor.py -k a_trial_is_made",
+    ),
 ]

@@ -79,8 +79,13 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
         return processing_class
     if processing_class is not None:
         raise ConfigError("`tokenizer` is the older name of `processing_class`: use one of them")
-    warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=3)
+    warn_of_tokenizer(4)
     return tokenizer
+
+
+def warn_of_tokenizer(level: int) -> None:
+    """Tell whoever called, ``level`` calls above the warning, that it used an older name."""
+    warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=level)
 
 
 def base_model(model: Any) -> Any:

@@ -204,7 +204,6 @@ def _trainer_of(trainer: Any, number: int, params: Mapping[str, Any]) -> Any:
     }
     known = argument_values(params, args, trainer.model_init)
     # With `deepcopy`, as callbacks have a state that must not go from trial to trial.
-    given, named = trainer.made_with
-    named = {**dict(zip(("model", "args"), given, strict=False)), **named}
-    named["callbacks"] = copy.deepcopy(tuple(named.get("callbacks", ())))
+    named = dict(trainer.made_with)
+    named["callbacks"] = copy.deepcopy(tuple(named.get("callbacks") or ()))
     return type(trainer)(**{**named, "model": None, "args": replace(args, **{**known, **places})})

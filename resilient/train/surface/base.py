@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from resilient.errors import ConfigError
 from resilient.state.capture import Part, Stateful
-from resilient.train.arguments import TrainingArguments
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback
 from resilient.train.data.collate import collator_for
@@ -17,12 +16,12 @@ from resilient.train.default_callbacks import default_callbacks
 from resilient.train.evaluation import results
 from resilient.train.measures.memory import MemoryMeter
 from resilient.train.model.export import gather_state, write_model
-from resilient.train.model.papers import processing_of, write_beside
+from resilient.train.model.papers import processing_of, warn_of_tokenizer, write_beside
 from resilient.train.model.precision import Precision
 from resilient.train.model.weights import load_weights
 from resilient.train.run import set_seed
 from resilient.train.session import open_session
-from resilient.train.settings import settle_model, settle_process
+from resilient.train.settings import own_arguments, settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.surface import searching
 from resilient.train.surface.predicting import TrainerPrediction
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from resilient.train.arguments import TrainingArguments
     from resilient.train.evaluation.evaluate import EvalPrediction
     from resilient.train.search.study import BestRun, Study
 
@@ -42,35 +42,35 @@ if TYPE_CHECKING:
 class TrainerBase(TrainerPrediction):
     """Everything of a trainer but ``train``; see :class:`resilient.Trainer` for the arguments."""
 
-    made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    made_with: Mapping[str, Any]
     trial: Any = None
     hp_name: Callable[[Any], str] | None = None
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Remember what a trainer is made with: a search makes others like it."""
         made = super().__new__(cls)
-        made.made_with = (given, named)
+        made.made_with = searching.by_name(cls.__init__, TrainerBase.__init__, given, named)
         return made
 
-    def __init__(  # noqa: PLR0913 - the field's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
         self,
         model: nn.Module | None = None,
         args: TrainingArguments | None = None,
-        *,
+        data_collator: Callable[[Any], Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        data_collator: Callable[[Any], Any] | None = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
-        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
+        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
-        processing_class: Any = None,
+        *,
         tokenizer: Any = None,
-        model_init: Callable[..., nn.Module] | None = None,
     ) -> None:
-        self.args = args or TrainingArguments()
+        self.args = own_arguments(args)
         self.session = open_session(self.args)
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
@@ -97,7 +97,7 @@ class TrainerBase(TrainerPrediction):
         )
         self.control = TrainerControl()
         self.callback_handler = CallbackHandler(
-            default_callbacks(self.args, callbacks), self.args, self.state, self.control
+            default_callbacks(self.args, callbacks or ()), self.args, self.state, self.control
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
@@ -109,6 +109,12 @@ class TrainerBase(TrainerPrediction):
         self.learn_losses()
         self.memory.stop("init")
         self.callback_handler.fire("on_init_end")
+
+    @property
+    def tokenizer(self) -> Any:
+        """The older name of ``processing_class``."""
+        warn_of_tokenizer(3)
+        return self.processing_class
 
     def hyperparameter_search(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
 
 from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check
@@ -20,8 +23,6 @@ from resilient.train.settings import settle_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import nn
 
     from resilient.train.search.study import BestRun, Study
 
@@ -49,7 +50,7 @@ def start(
             "hyperparameter_search needs `model_init`: each trial begins with a new model, so give "
             "the Trainer a function that makes one instead of `model`"
         )
-    if trainer.made_with[1].get("optimizers", (None, None)) != (None, None):
+    if trainer.made_with.get("optimizers", (None, None)) != (None, None):
         raise ConfigError(
             "hyperparameter_search makes an optimizer for each trial: leave `optimizers` out, or "
             "override `create_optimizer`"
@@ -72,14 +73,37 @@ def _study(trainer: Any, plan: Plan, backend: str | Study, options: Mapping[str,
     return OptunaStudy(args.output_dir, plan.n_trials, plan.direction, args.seed, **options)
 
 
+def by_name(
+    init: Callable[..., Any],
+    base: Callable[..., Any],
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return by name what a trainer is made with.
+
+    Args:
+        init: of its class; one that takes ``*args`` hands them on.
+        base: of the base class.
+        given: arguments by position.
+        named: the others.
+    """
+    own = list(inspect.signature(init).parameters.values())[1:]
+    names = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = names or list(inspect.signature(base).parameters)[1:]
+    return {**dict(zip(names, given, strict=False)), **named}
+
+
 def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:
     """Return the model that a trainer begins with.
 
     Raises:
-        ConfigError: there is none, or there are two.
+        ConfigError: there is none, there are two, or it is no module.
     """
     if model is not None and model_init is not None:
         raise ConfigError("`model` and `model_init` are both given: leave one of them out")
+    if model is not None and not isinstance(model, nn.Module):
+        hint = "give it as `model_init`" if callable(model) else "give a torch.nn.Module"
+        raise ConfigError(f"`model` is a {type(model).__name__} and no module", hint=hint)
     if model is not None:
         return model
     if model_init is None:
