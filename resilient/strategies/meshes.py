@@ -7,13 +7,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.strategies.pipeline.options import CHECKS, PIPELINE_KEYS, pipeline_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size")
 PLAN = "tp_plan"
-MESH_KEYS = (*_SIZES, PLAN)
+MESH_KEYS = (*_SIZES, PLAN, *PIPELINE_KEYS)
 _ONE = ("cp_size", "sp_size")
 _HANDLERS = ("tp_handler", "cp_handler", "sp_handler")
 # Key -> whether a value is accepted, and what is.
@@ -32,6 +33,7 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value == "auto" or isinstance(value, dict),
         "use a dict of names and styles, or auto",
     ),
+    **CHECKS,
 }
 
 
@@ -43,11 +45,13 @@ class MeshSizes:
         replicate: groups that each hold the model.
         shard: groups of ranks that hold it together.
         tensor: ranks that hold a layer together.
+        pipeline: ranks, or groups of ``tensor`` ranks, that hold stages of one pipeline.
     """
 
     replicate: int
     shard: int
     tensor: int
+    pipeline: int = 1
 
     @property
     def data(self) -> int:
@@ -56,7 +60,10 @@ class MeshSizes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The mesh, without data dimensions if there is one group."""
+        """The mesh of what computes together, without data dimensions if there is one group.
+
+        Of pipelines each stage has a mesh like this of its own.
+        """
         if self.data == 1:
             return (self.tensor,)
         data = (self.shard,) if self.replicate == 1 else (self.replicate, self.shard)
@@ -93,6 +100,11 @@ def tensor_size(config: Mapping[str, Any] | None) -> int:
     return int((config or {}).get("tp_size") or 1)
 
 
+def together_size(config: Mapping[str, Any] | None) -> int:
+    """Return how many neighbouring ranks train on the same samples."""
+    return tensor_size(config) * pipeline_size(config)
+
+
 def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) -> MeshSizes:
     """Return the mesh of ``ranks``; what is not said is what is left.
 
@@ -105,22 +117,23 @@ def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) ->
         ConfigError: the sizes do not multiply to the number of ranks.
     """
     told = config or {}
-    tensor = tensor_size(told)
+    tensor, pipeline = tensor_size(told), pipeline_size(told)
     replicate, shard = told.get("dp_replicate_size"), told.get("dp_shard_size")
-    data = ranks // tensor
+    data = max(1, ranks // (tensor * pipeline))
     if shards:
         replicate = replicate or (data // shard if shard else 1)
         shard = shard or data // replicate
     else:
         shard = shard or 1
         replicate = replicate or data // shard
-    if tensor * replicate * shard != ranks:
+    if tensor * pipeline * replicate * shard != ranks:
+        stages = (f" x {pipeline}", ", stages") if pipeline > 1 else ("", "")
         raise ConfigError(
-            f"`parallelism_config` says {replicate} x {shard} x {tensor} ranks (replicas, shards, "
-            f"tensors), and there are {ranks}",
+            f"`parallelism_config` says {replicate} x {shard} x {tensor}{stages[0]} ranks "
+            f"(replicas, shards, tensors{stages[1]}), and there are {ranks}",
             hint="start as many ranks, or leave one of dp_replicate_size and dp_shard_size out",
         )
-    return MeshSizes(replicate, shard, tensor)
+    return MeshSizes(replicate, shard, tensor, pipeline)
 
 
 def _refused(name: str, value: Any, accepted: str) -> ConfigError:

@@ -25,7 +25,7 @@ from resilient.strategies.fsdp import FsdpStrategy
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
@@ -100,10 +100,10 @@ class TensorParallelStrategy:
         """
         if any(isinstance(one, DTensor) for one in model.parameters()):
             return model
-        plan = whole_plan(model, self.plan)
+        whole_plan(model, self.plan)
         broadcast([*model.parameters(), *model.buffers()])
         mesh = init_device_mesh(self.device.type, self.sizes.shape, mesh_dim_names=self.sizes.names)
-        parallelize_module(model, mesh["tp"], plan)
+        cut_layers(model, self.plan, mesh["tp"])
         if self.sizes.data > 1:
             self._over_groups().shard(model, mesh[self.sizes.names[:-1]])
         model.register_forward_pre_hook(begin_with_rank_0)
@@ -133,6 +133,26 @@ class TensorParallelStrategy:
     def align(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
         broadcast_buffers(model)
+
+
+def cut_layers(
+    model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, held: Collection[str] = ("",)
+) -> None:
+    """Cut layers in place over a mesh of one dimension. Collective.
+
+    Args:
+        model: the whole, whose names the plan has.
+        plan: as in :class:`TensorParallelStrategy`.
+        mesh: of the ranks that hold them together.
+        held: names of the modules that are here; others are left alone.
+
+    Raises:
+        ConfigError: as :func:`whole_plan`.
+    """
+    inside = tuple(f"{name}." if name else "" for name in held)
+    styles = whole_plan(model, plan)
+    here = {name: one for name, one in styles.items() if f"{name}.".startswith(inside)}
+    parallelize_module(model, mesh, here)
 
 
 def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:

@@ -11,6 +11,7 @@ from resilient.errors import ConfigError
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.strategies.compression import PARTS
+from resilient.strategies.pipeline.known import RANDOM
 from resilient.train import plan, schedules
 from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.data.stream_reading import is_stream
@@ -24,6 +25,7 @@ from resilient.train.model.compiling import compile_in_place
 from resilient.train.model.papers import PAPERS, papers_of
 from resilient.train.model.precision import Precision
 from resilient.train.parallel import strategy_for
+from resilient.train.passes import pipeline_for
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
 from resilient.train.session import place_of
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("model", "optimizer", "scheduler", "scaler"),
     *PARTS,
+    RANDOM,
     *("trainer_state", "data", "callbacks", "meters", "best", "rng_state", *PAPERS),
 )
 
@@ -110,6 +113,7 @@ def assemble(
         scheduled_steps=state.max_steps,
         farewell=partial(say_farewell, session.gang, topic),
         fitting=fitting_for(args, strategy, bound.model, session),
+        pipeline=pipeline_for(hooks),
     )
 
 

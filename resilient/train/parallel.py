@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
-from resilient.strategies.meshes import PLAN, mesh_sizes, tensor_size
+from resilient.strategies.meshes import PLAN, mesh_sizes, tensor_size, together_size
+from resilient.strategies.pipeline.options import pipeline_size, read_pipeline
 from resilient.strategies.recomputing import recompute
 from resilient.strategies.single import SingleStrategy
 from resilient.train.arguments.distribution import (
@@ -19,6 +20,8 @@ from resilient.train.arguments.distribution import (
 from resilient.train.model.lowering import to_fp8
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import nn
 
@@ -43,8 +46,9 @@ def strategy_for(
         to_fp8(model, args.fp8_recipe)
     if args.parallelism == "deepspeed":
         return _deepspeed(args, device, ranks, model)
-    if tensor_size(args.parallelism_config) > 1:
-        return _tensor_parallel(args, device, ranks, model)
+    if together_size(args.parallelism_config) > 1:
+        inside = pipeline_size(args.parallelism_config) > 1
+        return (_pipeline if inside else _tensor_parallel)(args, device, ranks, model)
     if ranks == 1:
         _refuse_alone(args)
         return SingleStrategy()
@@ -86,7 +90,30 @@ def _tensor_parallel(
 
     shards = args.parallelism == "fsdp"
     sizes = mesh_sizes(args.parallelism_config, ranks, shards=shards)
-    plan = args.parallelism_config.get(PLAN)
+    plan = _tensor_plan(args, model)
+    return TensorParallelStrategy(device, sizes, plan, fsdp_options(args) if shards else None)
+
+
+def _pipeline(
+    args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
+) -> Strategy:
+    # Only pipelines pay for loading torch's part about them.
+    from resilient.strategies.pipeline.strategy import PipelineStrategy
+
+    shards = args.parallelism == "fsdp"
+    options = fsdp_options(args)
+    return PipelineStrategy(
+        device,
+        mesh_sizes(args.parallelism_config, ranks, shards=shards),
+        read_pipeline(args.parallelism_config),
+        options.layer_classes,
+        _tensor_plan(args, model) if tensor_size(args.parallelism_config) > 1 else None,
+        options if shards else None,
+    )
+
+
+def _tensor_plan(args: TrainingArguments, model: nn.Module) -> Mapping[str, str]:
+    plan: Any = args.parallelism_config.get(PLAN)
     if plan in (None, "auto"):
         plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not plan:
@@ -94,7 +121,7 @@ def _tensor_parallel(
             f"`{type(model).__name__}` does not say how its layers are cut (`tp_plan`)",
             hint='name them: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
-    return TensorParallelStrategy(device, sizes, plan, fsdp_options(args) if shards else None)
+    return plan  # type: ignore[no-any-return]  # as the user or the model says it
 
 
 def _deepspeed(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from resilient.strategies.pipeline.running import Pipelined
     from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
     from resilient.train.data.sampling import Cursor, Deal
@@ -54,6 +55,7 @@ class Run:
         farewell: keeps this rank here until no other needs what it serves.
         scheduled_steps: the length that the schedule was made for.
         fitting: finds a batch that fits into memory, if asked to.
+        pipeline: makes the passes of a step, if the model is cut into stages.
         is_over: whether all ranks ended here together, and none of them failed.
     """
 
@@ -72,6 +74,7 @@ class Run:
     farewell: Callable[[], None]
     scheduled_steps: int
     fitting: Fitting | None = None
+    pipeline: Pipelined | None = None
     is_over: bool = False
     parameters: list[nn.Parameter] = field(init=False)
 

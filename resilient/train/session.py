@@ -15,7 +15,7 @@ from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
-from resilient.strategies.meshes import tensor_size
+from resilient.strategies.meshes import together_size
 from resilient.train.arguments.distribution import fsdp_options
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
@@ -56,17 +56,17 @@ class Session:
     def computes_together(self) -> bool:
         """Whether a forward pass needs all ranks, so that each must make as many as the others."""
         together = self.args.parallelism in ("fsdp", "deepspeed")
-        return self.world.size > 1 and (together or self._tensor_size > 1)
+        return self.world.size > 1 and (together or self._together > 1)
 
     @property
     def data_world(self) -> World:
-        """Who this rank is among those with samples of their own; tensor parallel ones share."""
-        size, world = self._tensor_size, self.world
+        """Who this rank is among those with samples of their own; what holds one model shares."""
+        size, world = self._together, self.world
         return World(world.rank // size, max(1, world.size // size), world.local_rank)
 
     @property
-    def _tensor_size(self) -> int:
-        return tensor_size(self.args.parallelism_config)
+    def _together(self) -> int:
+        return together_size(self.args.parallelism_config)
 
     @property
     def repository(self) -> str:

@@ -13,6 +13,7 @@ from resilient.train.callbacks.shown_states import shown_states
 from resilient.train.model.noise import noisy_embeddings
 from resilient.train.model.overflow import looking_at_numbers
 from resilient.train.optimizers.create import set_mode
+from resilient.train.passes import pass_through
 from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
 from resilient.train.stop import listening_to_signals
@@ -187,7 +188,11 @@ class Trainer(TrainerBase):
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
         samples, count = self.get_batch_samples(batches, group, self.session.device)
-        samples, counted = iter(samples), () if count is None else (count,)
+        counted = () if count is None else (count,)
+        if run.pipeline is not None:
+            pass_through(self, run, list(samples), counted)
+            return
+        samples = iter(samples)
         for nth in range(1, group + 1):
             inputs, last = next(samples), nth == group
             with nullcontext() if last else run.strategy.no_sync(run.model):

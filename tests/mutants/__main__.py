@@ -28,6 +28,7 @@ from tests.mutants import (
     loop,
     overlap,
     parity,
+    pipelines,
     recipes,
     refer,
     retention,
@@ -65,6 +66,7 @@ LISTS = {
         tiers,
         arguments,
         inplace,
+        pipelines,
         recipes,
         trackers,
     )

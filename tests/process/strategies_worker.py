@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from resilient.vault.registry.catalog import committed
 STEPS = 6
 SAVE_STEPS = 2
 _HEAVY = (
+    *("torch.distributed.pipelining", "resilient.strategies.pipeline.strategy"),
     *("torch.distributed.fsdp", "torch.distributed.tensor", "torch._inductor.compile_fx"),
     *("resilient.strategies.fsdp", "torch.distributed.algorithms.ddp_comm_hooks"),
 )
@@ -54,12 +56,12 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Block(nn.Module):
-    def __init__(self, width) -> None:
+    def __init__(self, width, dropout) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
-        self.drop = nn.Dropout(0.2)
+        self.drop = nn.Dropout(dropout)
         self.calls = 0
         self.dtypes: set[str] = set()
 
@@ -73,11 +75,11 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Blocks between a first layer and a head; uneven, so that shards are."""
 
-    def __init__(self, *, spare=False, width=10) -> None:
+    def __init__(self, *, spare=False, width=10, dropout=0.2) -> None:
         super().__init__()
         self.spare = nn.Linear(2, 2) if spare else None  # never used
         self.first = nn.Linear(8, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(3))
         self.head = nn.Linear(width, 3)
 
     def forward(self, x, labels):
@@ -109,9 +111,10 @@ class Sent:
 class Watch(TrainerCallback):
     """Writes down what was held and sent, and dies in the middle of a step."""
 
-    def __init__(self, folder, die_after) -> None:
+    def __init__(self, folder, die_after, holds="") -> None:
         self._folder = folder
         self._die_after = die_after
+        self._holds = holds
         self._sent = Sent()
         self.trainer = None
         self._gathered = set()
@@ -135,13 +138,15 @@ class Watch(TrainerCallback):
 
     def on_train_end(self, args, state, control, /, **context):
         model = context["model"]
+        here = [one for one in model.parameters() if not one.is_meta]
         said = {
-            "held": sum(_local(one).numel() for one in model.parameters()),
+            "held": sum(_local(one).numel() for one in here),
             "total": sum(one.numel() for one in model.parameters()),
             "moments": sum(
                 _local(one["exp_avg"]).numel() for one in context["optimizer"].state.values()
             ),
-            "kinds": sorted({type(one).__name__ for one in model.parameters()}),
+            "kinds": sorted({type(one).__name__ for one in here}),
+            "names": [name for name, one in model.named_parameters() if not one.is_meta],
             "losses": [one["loss"] for one in state.log_history if "loss" in one],
             "evaluations": [one["eval_loss"] for one in state.log_history if "eval_loss" in one],
             "norms": [one["grad_norm"] for one in state.log_history if "grad_norm" in one],
@@ -154,11 +159,33 @@ class Watch(TrainerCallback):
             "strategy": _details(model),
             "ddp": _ddp_details(self.trainer.model_wrapped),
         }
-        (self._folder / f"seen-{os.environ['RANK']}").write_text(json.dumps(said))
+        rank = os.environ["RANK"]
+        (self._folder / f"seen-{rank}").write_text(json.dumps(said))
+        if self._holds:
+            found = _digests(model, context["optimizer"])
+            (self._folder / f"held-{self._holds}-{rank}").write_text(json.dumps(found))
 
 
 def _local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _digests(model, optimizer):
+    """Return a digest of each tensor of the model and the optimizer that is on this rank."""
+    found = {}
+    for name, one in model.state_dict(keep_vars=True).items():
+        if one.is_meta:
+            continue
+        found[f"model/{name}"] = one
+        for kind, value in optimizer.state.get(one, {}).items():
+            found[f"optimizer/state/{name}/{kind}"] = value
+    return {name: _digest(one) for name, one in found.items()}
+
+
+def _digest(tensor):
+    tensor = tensor.detach()
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return sha256(whole.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _details(model):
@@ -167,12 +194,13 @@ def _details(model):
     if not units:
         return {}
     state = [*units.values()][:2][-1]._get_fsdp_state()
+    spread = [one for one in model.parameters() if hasattr(one, "device_mesh")]
     return {
         "units": list(units),
         "forward_prefetch": len(state._states_to_forward_prefetch),
         "backward_prefetch": [one is state for one in state._states_to_backward_prefetch],
-        "mesh": list(next(model.parameters()).device_mesh.shape),
-        "placements": [str(one) for one in model.head.weight.placements],
+        "mesh": list(spread[0].device_mesh.shape),
+        "placements": [str(one) for one in spread[-1].placements],
         "offload": type(state._fsdp_param_group.offload_policy).__name__,
     }
 
@@ -198,28 +226,28 @@ def main(folder, ports, kinds):
         import_module(name)
     gc.collect()
     gc.freeze()
-    for (run, kind, die_after), port in zip(worlds_of(kinds), ports, strict=True):
+    for (run, kind, die_after, steps), port in zip(worlds_of(kinds), ports, strict=True):
         size = KINDS[kind].ranks
-        ranks = fork_world(size, port, partial(train, folder / run, kind, die_after))
+        ranks = fork_world(size, port, partial(train, folder / run, kind, die_after, steps))
         if ranks is None:
             return
         ends = exit_codes(ranks)
         assert ends == ({-signal.SIGKILL} if die_after else {0}), (run, kind, ends)
 
 
-def train(folder, kind, die_after):
+def train(folder, kind, die_after, steps=0):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     torch.manual_seed(int(os.environ["RANK"]))  # all begin as rank 0 all the same
     folder.mkdir(exist_ok=True)
-    watch = Watch(folder, die_after)
+    watch = Watch(folder, die_after, f"{kind}-{steps}" if steps else "")
     trainer = Trainer(
-        Tower(spare=KINDS[kind].has_spare, width=KINDS[kind].width),
+        Tower(spare=KINDS[kind].has_spare, width=KINDS[kind].width, dropout=KINDS[kind].dropout),
         TrainingArguments(
             **{
                 "output_dir": str(folder),
-                "max_steps": STEPS,
+                "max_steps": steps or STEPS,
                 "per_device_train_batch_size": 4,
                 "gradient_accumulation_steps": 2,
                 "learning_rate": 0.01,
@@ -236,7 +264,7 @@ def train(folder, kind, die_after):
                 **KINDS[kind].arguments,
             }
         ),
-        train_dataset=Rows(96),
+        train_dataset=Rows(KINDS[kind].rows),
         eval_dataset=Rows(13),
         callbacks=[watch],
     )

@@ -7,6 +7,11 @@ from typing import Any
 
 DIE_AFTER = 4
 CARRIED = "from-tp-to-ddp"
+# Folder -> the kinds that train there in turn, each to a step of its own, from what is there.
+MOVES = {
+    "from-pipeline": [("pp_still", 2), ("one", 2), ("still", 4), ("pp_still", 6)],
+    "from-one": [("one", 2), ("pp_still", 2), ("pp_ddp", 4), ("still", 6)],
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,10 @@ class Kind:
         shards: how many ranks hold the model together; 0: each holds all.
         is_exact: whether it trains what replicas of as many ranks train, but for rounding.
         is_reference: whether others are compared with it.
+        like: which kind it trains as, but for rounding.
         width: of the model.
+        dropout: of the model.
+        rows: of the data.
         has_spare: whether a layer of the model is never used.
         in_ci: whether it runs outside of `make matrix`.
     """
@@ -36,6 +44,9 @@ class Kind:
     width: int = 10
     tensor: int = 1
     has_spare: bool = False
+    dropout: float = 0.2
+    like: str = "ddp"
+    rows: int = 96
 
 
 def fsdp(
@@ -62,7 +73,52 @@ RECOMPUTE = {
     "activation_checkpointing": True,
     "activation_checkpointing_kwargs": {"every_n_layers": 2},
 }
+
+
+# The last step of an epoch has a smaller micro-batch, or one micro-batch less.
+UNEVEN = 22
+
+
+def pipeline(schedule="1f1b", *, ranks=2, strategy="pp", like="", args=None, **config):
+    """Return a kind of pipelines, whose dropout is off where it is compared with another kind."""
+    more = args or {}
+    mesh = {"pp_size": 2, "pp_schedule": schedule, **config}
+    tensor = config.get("tp_size", 1)
+    return Kind(
+        {**more, "parallelism_config": mesh},
+        ranks,
+        strategy,
+        is_exact=bool(like),
+        tensor=tensor,
+        dropout=0.0 if like else 0.2,
+        like=like,
+        rows=UNEVEN,
+    )
+
+
+EACH_BLOCK = {"pp_split_points": ["blocks.0", "blocks.1", "blocks.2"]}
+SHARDS = {"fsdp": True, "fsdp_transformer_layer_cls_to_wrap": "Block"}
+STILL = Kind(dropout=0.0, is_reference=True, is_exact=False, rows=UNEVEN)
+PIPELINES = {
+    "one": replace(STILL, ranks=1, strategy="single"),
+    "still": STILL,
+    "pp": pipeline(),
+    "pp_still": replace(pipeline("gpipe", like="one"), is_reference=True),
+    "pp_bf16": pipeline(args={"bf16": True, "activation_checkpointing": True}),
+    "pp_bfs": pipeline("loopedbfs", like="one", **EACH_BLOCK),
+    "pp_interleaved": pipeline("interleaved1f1b", like="one", **EACH_BLOCK),
+    "pp_zero_bubble": pipeline("interleavedzerobubble", like="one", **EACH_BLOCK),
+    "pp_ddp": pipeline(ranks=4, strategy="pp+ddp", like="still"),
+    "pp_fsdp": pipeline(ranks=4, strategy="pp+fsdp", like="still", args=SHARDS),
+    "tp_pp": pipeline(ranks=4, strategy="tp+pp", tp_size=2, tp_plan=PLAN),
+    "tp_pp_ddp": pipeline(ranks=8, strategy="tp+pp+ddp", like="still", tp_size=2, tp_plan=PLAN),
+    "tp_pp_fsdp": pipeline(
+        ranks=8, strategy="tp+pp+fsdp", like="still", tp_size=2, tp_plan=PLAN, args=SHARDS
+    ),
+}
+PIPELINES_IN_CI = ["one", "still", "pp", "pp_still", "pp_interleaved", "pp_ddp"]
 KINDS = {
+    **PIPELINES,
     "ddp": Kind(in_ci=True, is_reference=True),
     "recompute": Kind(RECOMPUTE, in_ci=True, is_reference=True),
     "reentrant": Kind(
@@ -158,14 +214,19 @@ def in_ci():
 
 
 def worlds_of(kinds):
-    """Return the worlds of some kinds: (folder, kind, the step after which all are killed)."""
+    """Return the worlds of some kinds: (folder, kind, the step after which all are killed, steps).
+
+    A world that trains to the end is given no number of steps.
+    """
     carried = [(CARRIED, "tp_fsdp", DIE_AFTER), (CARRIED, "ddp", 0)]
+    moved = [(folder, kind, 0, steps) for folder, moves in MOVES.items() for kind, steps in moves]
     lives = (("unbroken", 0), ("killed", DIE_AFTER), ("killed", 0))
-    return [
+    worlds = [
         (f"{kind}-{end}", kind, die_after)
         for kind in kinds
         for end, die_after in (lives if is_killed(kind, kinds) else lives[:1])
     ] + (carried if "tp_fsdp" in kinds else [])
+    return [(*one, 0) for one in worlds] + (moved if "pp_ddp" in kinds else [])
 
 
 def is_killed(kind, kinds):

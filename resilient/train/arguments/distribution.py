@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ConfigError
 from resilient.strategies.compression import Compression, check_compression
 from resilient.strategies.fsdp_options import FsdpOptions, read_fsdp
-from resilient.strategies.meshes import MESH_KEYS, check_mesh, tensor_size
+from resilient.strategies.meshes import MESH_KEYS, check_mesh, tensor_size, together_size
+from resilient.strategies.pipeline.options import (
+    SPLIT_BACKWARD,
+    check_micro_batches,
+    read_pipeline,
+)
 from resilient.strategies.recomputing import Recomputing, read_recomputing
 from resilient.train.arguments.words import did_you_mean, refused
 
@@ -171,6 +176,7 @@ def check_distribution(args: TrainingArguments) -> None:
     recomputing(args)
     check_compression(compression_of(args))
     _check_mesh(args)
+    _check_pipeline(args)
     _check_ddp(args)
 
 
@@ -186,14 +192,49 @@ def _check_mesh(args: TrainingArguments) -> None:
         raise ConfigError("`tp_size` of parallelism_config cannot be combined with DeepSpeed here")
 
 
+# Arguments that a pipeline cannot do, and why.
+_NOT_IN_PIPELINES = {
+    "fp16": "stages would have to agree on the scale in mid-step; write bf16=True",
+    "fp8": "layers would be converted that are held elsewhere",
+    "torch_compile": "a pass is left in the middle of the model, where compiled code cannot",
+    "predict_with_generate": "a model generates as a whole; evaluate it in another process",
+    "auto_find_batch_size": "ranks compute each pass together; halve the batch by hand",
+}
+
+
+def _check_pipeline(args: TrainingArguments) -> None:
+    """Refuse what a pipeline cannot do."""
+    options = read_pipeline(args.parallelism_config)
+    if options.ranks == 1:
+        return
+    if args.parallelism == "deepspeed":
+        raise ConfigError("`pp_size` of parallelism_config cannot be combined with DeepSpeed here")
+    for name, why in _NOT_IN_PIPELINES.items():
+        if getattr(args, name, False):
+            raise ConfigError(f"`{name}` cannot be combined with `pp_size`: {why}")
+    if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
+        raise ConfigError(
+            "`mixed_precision` in fsdp_config cannot be combined with `pp_size`: stages send "
+            "tensors of the dtypes that the model computes in",
+            hint="leave it out and write bf16=True",
+        )
+    if options.schedule in SPLIT_BACKWARD and recomputing(args) is not None:
+        raise ConfigError(
+            f"`pp_schedule`={options.schedule!r} halves the backward pass, and "
+            "`activation_checkpointing` would compute activations in each half: use another"
+        )
+    check_micro_batches(options, args.gradient_accumulation_steps)
+
+
 def _check_ddp(args: TrainingArguments) -> None:
     """Refuse what is about whole replicas where there are none."""
-    by_ddp = args.parallelism == "ddp" and tensor_size(args.parallelism_config) == 1
+    by_ddp = args.parallelism == "ddp" and together_size(args.parallelism_config) == 1
     for name in _REPLICAS:
         if getattr(args, name) not in (None, False, "no") and not by_ddp:
             raise ConfigError(
                 f"`{name}`={getattr(args, name)!r} is about whole replicas, and the model is cut "
-                f"over ranks (`parallelism`={args.parallelism!r}, or `tp_size`): leave it out"
+                f"over ranks (`parallelism`={args.parallelism!r}, `tp_size` or `pp_size`): leave "
+                "it out"
             )
     if syncs_each_batch(args) or not args.ddp_static_graph or args.gradient_accumulation_steps == 1:
         return

@@ -9,6 +9,7 @@ with if its run began from that very checkpoint; else the request is refused.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from resilient.checkpointer import About
 from resilient.errors import ConfigError
 from resilient.events import Event
 from resilient.format.names import CheckpointId
+from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
 from resilient.train.interop.naming import Naming, naming_of
 from resilient.train.interop.parts import parts_of
@@ -159,8 +161,9 @@ def _take(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str
 def _naming(hooks: TrainerHooks) -> Naming:
     """Return the names of a trainer's tensors."""
     optimizer = hooks.create_optimizer()
-    try:
-        return naming_of(hooks.model, optimizer.param_groups)
-    except KeyError:
+    # An optimizer of a stage has that stage's alone in its groups.
+    if pipeline_of(hooks.model) is None:
         # Whoever partitions the parameters keeps its own in the groups.
-        return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay))
+        with suppress(KeyError):
+            return naming_of(hooks.model, optimizer.param_groups)
+    return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay))

@@ -8,6 +8,7 @@ import torch
 
 from resilient.state.stage import pack
 from resilient.storage.local import LocalStore
+from resilient.strategies.pipeline.known import pipeline_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +24,12 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     """
     state: dict[str, Any] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    pipelined = pipeline_of(model)
     for name, one in model.state_dict().items():
-        whole = _whole(one, parameters.get(name))
+        if pipelined is not None and torch.is_tensor(one):
+            whole = pipelined.gathered(name, one)
+        else:
+            whole = _whole(one, parameters.get(name))
         if keep:
             state[name] = whole
     return state
@@ -40,8 +45,10 @@ def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Say whether a parameter is spread over ranks."""
-    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
+    """Say whether a parameter is spread over ranks, or is on others."""
+    return pipeline_of(model) is not None or any(
+        hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters()
+    )
 
 
 def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:

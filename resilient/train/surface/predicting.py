@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
+from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.evaluation.batch_metrics import BatchMetrics
 from resilient.train.evaluation.columns import Joining
 from resilient.train.evaluation.evaluate import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
+    from torch import nn
 
     from resilient.events import Emitter, Event
     from resilient.train.callbacks.callback import CallbackHandler
@@ -189,7 +191,8 @@ class TrainerPrediction(TrainerHooks):
         given: dict[str, Any] = {name: one for name, one in told.items() if name in taken}
         step: Callable[..., Any] = partial(self.evaluation_step, **given)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
-        model, reduce = self.model, self.preprocess_logits_for_metrics
+        model: nn.Module = pipeline_of(self.model) or self.model
+        reduce = self.preprocess_logits_for_metrics
 
         def run(inputs: Any) -> tuple[torch.Tensor | None, Any, Any, Any]:
             done = step(model, inputs)
@@ -202,7 +205,7 @@ class TrainerPrediction(TrainerHooks):
                 loss,
                 predictions,
                 labels,
-                main_input(inputs, model) if with_inputs else None,
+                main_input(inputs, self.model) if with_inputs else None,
             )
 
         return run

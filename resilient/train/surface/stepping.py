@@ -111,20 +111,31 @@ class LossHooks:
         Returns:
             The micro-batch's part of the loss of its step, detached (a scalar).
         """
-        inputs = self._prepare_inputs(inputs)
+        loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
+        self.precision.backward(loss)
+        detached: torch.Tensor = loss.detach()
+        return detached
+
+    def step_loss(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Return a micro-batch's part of the loss of its step; ``inputs`` are on the device."""
         counted: dict[str, Any] = {}
         if num_items_in_batch is not None:
             counted["num_items_in_batch"] = num_items_in_batch
         with self.precision.autocast():
-            loss = self.compute_loss(model, inputs, **counted)
+            loss: torch.Tensor = self.compute_loss(model, inputs, **counted)
         is_scaled = self.loss_is_scaled_for_ga
         if is_scaled is None:
             is_scaled = bool(counted)
         if not is_scaled and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
-        self.precision.backward(loss)
-        detached: torch.Tensor = loss.detach()
-        return detached
+        return loss
+
+    @property
+    def has_own_training_step(self) -> bool:
+        """Whether ``training_step`` is overridden."""
+        return type(self).training_step is not LossHooks.training_step
 
     def _with_count(self, inputs: Any) -> Any:
         """Return a batch of evaluation with what the model divides its loss by in training."""

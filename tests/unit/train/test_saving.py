@@ -9,6 +9,7 @@ from models import Net, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
 from resilient.strategies.compression import PARTS
+from resilient.strategies.pipeline.known import RANDOM
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.model.papers import PAPERS
@@ -217,8 +218,10 @@ def test_a_part_that_is_new_starts_fresh_and_is_named(tmp_path, repository, caps
 def test_the_names_of_our_own_parts_are_reserved_all_of_them(tmp_path, repository):
     trainer = make_trainer(tmp_path, max_steps=1, fp16=True)
     trainer.train()
-    # On a CPU there is no scaler, nothing is compressed on one rank, and this model has no papers.
-    ours = repository.checkpoints[max(repository.checkpoints)].keys() | {"scaler", *PARTS, *PAPERS}
+    # On a CPU there is no scaler, nothing is compressed or cut on one rank, and this model has no
+    # papers.
+    others = {"scaler", RANDOM, *PARTS, *PAPERS}
+    ours = repository.checkpoints[max(repository.checkpoints)].keys() | others
     assert ours == set(RESERVED)
     for name in ours:
         with pytest.raises(ConfigError, match=f"cannot register `{name}`: .*reserved: model, "):

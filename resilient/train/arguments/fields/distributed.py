@@ -13,7 +13,8 @@ class DistributedArguments:
     """DDP, FSDP, DeepSpeed and meshes."""
 
     parallelism: str = option(
-        "ddp", "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO)"
+        "ddp",
+        "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO)",
     )
     ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
     ddp_timeout: float = option(1800, "seconds that a collective may take")
@@ -44,4 +45,6 @@ class DistributedArguments:
     accelerator_config: dict[str, Any] | str | None = option(
         None, "more for accelerate: a dict or a JSON file"
     )
-    parallelism_config: Any = option(None, "accelerate's ParallelismConfig")
+    parallelism_config: Any = option(
+        None, "the mesh: dp_replicate_size, dp_shard_size, tp_size, tp_plan, pp_size, pp_schedule"
+    )

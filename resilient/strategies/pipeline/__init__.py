@@ -1,0 +1,1 @@
+"""A model cut into stages, one after another, each on ranks of its own."""

@@ -1,0 +1,227 @@
+"""Pipeline parallelism: alone, over tensor-parallel groups, replicated or under FSDP2."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grads_with_norm_
+
+from resilient.state.capture import Part
+from resilient.state.staged import StagedOptimizer
+from resilient.strategies.buffers import broadcast
+from resilient.strategies.pipeline.cutting import beside, cut_model
+from resilient.strategies.pipeline.known import RANDOM, pipeline_of, remember
+from resilient.strategies.pipeline.place import Place
+from resilient.strategies.pipeline.running import Pipelined, Stage
+from resilient.strategies.pipeline.trees import Trees
+from resilient.strategies.strategy import Bound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch.optim import Optimizer
+
+    from resilient.strategies.fsdp_options import FsdpOptions
+    from resilient.strategies.meshes import MeshSizes
+    from resilient.strategies.pipeline.cutting import Cut
+    from resilient.strategies.pipeline.options import PipelineOptions
+    from resilient.strategies.strategy import Updates
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStrategy:
+    """Neighbouring ranks hold a model's stages; micro-batches of a step go through them.
+
+    The ranks of one pipeline train on the same samples. Ranks of the same place in different
+    pipelines hold the same stages: what they do together (replicas, shards, layers cut by
+    ``tensor_plan``) is done as without a pipeline, for the stage alone.
+
+    Attributes:
+        device: where this rank computes.
+        sizes: of the mesh.
+        options: of the pipeline.
+        layer_classes: of layers, to deal them out.
+        tensor_plan: how layers are cut over ranks (``TensorParallelStrategy``).
+        fsdp: how FSDP2 shards over pipelines; None: they are replicas.
+    """
+
+    device: torch.device
+    sizes: MeshSizes
+    options: PipelineOptions
+    layer_classes: tuple[str, ...] = ()
+    tensor_plan: Mapping[str, str] | None = None
+    fsdp: FsdpOptions | None = None
+
+    @property
+    def name(self) -> str:
+        """What is done, for a checkpoint to say."""
+        inside = "tp+pp" if self.sizes.tensor > 1 else "pp"
+        return inside + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Cut the model, free what other ranks hold, and return what is trained. Collective.
+
+        Raises:
+            ConfigError: it cannot be cut so.
+        """
+        known = pipeline_of(model)
+        if known is not None:
+            return known
+        cut = cut_model(model, self.options, self.layer_classes)
+        broadcast([*model.parameters(), *model.buffers()])
+        place, mesh = self._meet()
+        trees = Trees(model, cut)
+        plan = trees.planner()
+        numbers = range(place.number, cut.stages, self.options.ranks)
+        stages = {number: Stage(number, *trees.stage(number), model) for number in numbers}
+        _free_elsewhere(model, cut, set(numbers))
+        if mesh is not None:
+            self._spread(model, cut, stages, mesh)
+        made = Pipelined(model, stages, plan, self.options, place)
+        made.units, made.beside = cut.units, beside(model, cut)
+        remember(model, made)
+        return made
+
+    def _meet(self) -> tuple[Place, DeviceMesh | None]:
+        """Return where this rank is, and the mesh of its stage's ranks if they are several."""
+        sizes, rank = self.sizes, dist.get_rank()
+        ranks = torch.arange(dist.get_world_size()).view(sizes.data, sizes.pipeline, sizes.tensor)
+        pipelines = ranks.transpose(1, 2).reshape(-1, sizes.pipeline).tolist()
+        peers = ranks.transpose(0, 1).reshape(sizes.pipeline, -1).tolist()
+        number = next(nth for nth, ones in enumerate(peers) if rank in ones)
+        mine = next(ones for ones in pipelines if rank in ones)
+        grouped: Any = dist.new_subgroups_by_enumeration  # untyped
+        group, _ = grouped(pipelines)
+        if len(peers[number]) == 1:
+            return Place(self.device, number, tuple(mine), group, (rank,), None), None
+        peers_group, _ = grouped(peers)
+        # Each stage has a mesh of its own, and all ranks make all of them.
+        meshes = [
+            DeviceMesh(
+                self.device.type,
+                torch.tensor(ones).view(sizes.shape),
+                mesh_dim_names=sizes.names,
+            )
+            for ones in peers
+        ]
+        place = Place(self.device, number, tuple(mine), group, tuple(peers[number]), peers_group)
+        return place, meshes[number]
+
+    def _spread(
+        self, model: nn.Module, cut: Cut, stages: Mapping[int, Stage], mesh: DeviceMesh
+    ) -> None:
+        """Spread what this rank holds over the ranks that hold the same stages."""
+        from resilient.strategies.fsdp import FsdpStrategy
+        from resilient.strategies.fsdp_options import FsdpOptions
+        from resilient.strategies.tensor_parallel import cut_layers
+
+        if self.tensor_plan:
+            held = [name for name, stage in cut.units.items() if stage in stages]
+            cut_layers(model, self.tensor_plan, mesh["tp"] if self.sizes.data > 1 else mesh, held)
+        if self.sizes.data == 1:
+            return
+        whole = FsdpOptions(reshard_after_forward=False)
+        over = FsdpStrategy(self.device, self.fsdp or whole)
+        names = tuple(name for name in self.sizes.names if name != "tp")
+        for stage in stages.values():
+            over.shard(stage, mesh[names])
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the pipeline and what makes its steps. Collective.
+
+        The optimizer is left with the parameters that are here.
+        """
+        pipelined = cast("Pipelined", model)
+        place = pipelined.place
+        kept = StagedOptimizer(
+            pipelined.whole, optimizer, writes=place.writes, exchange=place.exchange
+        )
+        parts = {
+            "model": pipelined.part(),
+            "optimizer": Part(kept),
+            RANDOM: Part(pipelined.random, scope="rank"),
+        }
+        return Bound(pipelined, StagedUpdates(updates, place), parts)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the user's model."""
+        return cast("Pipelined", model).whole
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
+        """Return an empty context: the schedule knows which pass is the last."""
+        return nullcontext()
+
+    def align(self, model: nn.Module) -> None:
+        """Give ranks that hold the same stages the buffers of the first of them. Collective."""
+        cast("Pipelined", model).align()
+
+
+def _free_elsewhere(model: nn.Module, cut: Cut, held: set[int]) -> None:
+    """Let go of the memory of what other ranks hold; names and shapes stay."""
+    moved: dict[int, Any] = {}
+    for name, stage in cut.units.items():
+        if stage in held:
+            continue
+        for module in model.get_submodule(name).modules():
+            for kept in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
+                for key, one in kept.items():
+                    if one is not None and id(one) not in moved:
+                        moved[id(one)] = (one, _on_meta(one))
+                    if one is not None:
+                        kept[key] = moved[id(one)][1]
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    empty = tensor.detach().to("meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+class StagedUpdates:
+    """Makes the steps of the stages that are here, by the norm of all gradients.
+
+    Args:
+        inner: how one process alone would make them.
+        place: of this rank.
+    """
+
+    def __init__(self, inner: Updates, place: Place) -> None:
+        self._inner = inner
+        self._place = place
+        self.scaler = inner.scaler
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context for a forward pass."""
+        return self._inner.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate the loss of a micro-batch."""
+        self._inner.backward(loss)
+
+    def clip(
+        self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
+    ) -> torch.Tensor:
+        """Clip gradients by their norm over all stages, and return that. Collective."""
+        held = [one for one in parameters if not one.is_meta]
+        norm = self._inner.clip(optimizer, held, 0.0).detach().float()
+        square = norm.to(self._place.device) ** 2
+        dist.all_reduce(square, group=self._place.pipeline_group)
+        norm = square.sqrt()
+        if max_norm > 0:
+            clip_grads_with_norm_(held, max_norm, norm, foreach=True)
+        return norm
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer of this rank's parameters."""
+        return self._inner.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Free the gradients of the step that was made."""
+        self._inner.zero_grad(optimizer)

@@ -1,0 +1,112 @@
+"""Defects of models cut into stages."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TREES = "tests/unit/strategies/test_pipeline_trees.py"
+CUTTING = "tests/unit/strategies/test_pipeline_cutting.py"
+OPTIONS = "tests/unit/strategies/test_pipeline_options.py"
+STAGED = "tests/unit/state/test_staged.py"
+RUNS = "tests/process/test_pipelines.py"
+
+MUTANTS = [
+    Mutant(
+        "a skip connection over stages trains with nothing",
+        "resilient/strategies/pipeline/running.py",
+        "        if is_fake(made):\n",
+        "        if False:\n",
+        TREES,
+    ),
+    Mutant(
+        "a second tensor between stages is not noticed where a stage begins",
+        "resilient/strategies/pipeline/trees.py",
+        "        if is_fake((given, named)):\n",
+        "        if False:\n",
+        TREES,
+    ),
+    Mutant(
+        "a stage is given its tensor as often as it is called",
+        "resilient/strategies/pipeline/trees.py",
+        "        waiting, self.waiting = self.waiting, None\n",
+        "        waiting = self.waiting\n",
+        TREES,
+    ),
+    Mutant(
+        "stages go on training while the model is evaluated",
+        "resilient/strategies/pipeline/running.py",
+        "        if self.tree.training != whole.training:\n",
+        "        if False:\n",
+        TREES,
+    ),
+    Mutant(
+        "a tensor of another shape than planned is sent",
+        "resilient/strategies/pipeline/running.py",
+        "        if (tuple(tensor.shape), tensor.dtype) != planned:\n",
+        "        if False:\n",
+        TREES,
+    ),
+    Mutant(
+        "the last stage has the most layers",
+        "resilient/strategies/pipeline/cutting.py",
+        "[-(-len(layers) * stage // stages) for",
+        "[len(layers) * stage // stages for",
+        CUTTING,
+    ),
+    Mutant(
+        "tied parameters are cut apart",
+        "resilient/strategies/pipeline/cutting.py",
+        "    _refuse_ties(model, places)\n",
+        "",
+        CUTTING,
+    ),
+    Mutant(
+        "a short last step is given to a schedule that cannot take it",
+        "resilient/strategies/pipeline/schedules.py",
+        "    if micro_batches_fit(options, count):\n",
+        "    if True:\n",
+        OPTIONS,
+    ),
+    Mutant(
+        "each rank of a stage writes what all of them have",
+        "resilient/state/staged.py",
+        "    if not writes:\n",
+        "    if False:\n",
+        STAGED,
+    ),
+    Mutant(
+        "each stage writes the buffers that all have",
+        "resilient/state/staged.py",
+        "self._writes and name not in self._but",
+        "self._writes",
+        STAGED,
+    ),
+    Mutant(
+        "a stage's groups lose the names of the others",
+        "resilient/state/staged.py",
+        '            {**group, "params": names}\n',
+        '            {**group, "params": [one for one in names if one in held]}\n',
+        STAGED,
+    ),
+    Mutant(
+        "gradients are clipped by the norm of a stage",
+        "resilient/strategies/pipeline/strategy.py",
+        "        dist.all_reduce(square, group=self._place.pipeline_group)\n",
+        "",
+        f"{RUNS} -k whole_model",
+    ),
+    Mutant(
+        "stages begin their random numbers anew in each life",
+        "resilient/strategies/pipeline/strategy.py",
+        '            RANDOM: Part(pipelined.random, scope="rank"),\n',
+        "",
+        f"{RUNS} -k killed",
+    ),
+    Mutant(
+        "all stages draw the same random numbers",
+        "resilient/strategies/pipeline/place.py",
+        "1_000_003 * (place.number + 1)",
+        "1_000_003",
+        f"{RUNS} -k random",
+    ),
+]
