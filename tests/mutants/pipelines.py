@@ -1,4 +1,4 @@
-"""Defects of models cut into stages."""
+"""Defects of models cut into stages, and of the choice between ways of being parallel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ TREES = "tests/unit/strategies/test_pipeline_trees.py"
 CUTTING = "tests/unit/strategies/test_pipeline_cutting.py"
 OPTIONS = "tests/unit/strategies/test_pipeline_options.py"
 STAGED = "tests/unit/state/test_staged.py"
+CHOOSING = "tests/unit/strategies/test_choosing.py"
 RUNS = "tests/process/test_pipelines.py"
 
 MUTANTS = [
@@ -108,5 +109,19 @@ MUTANTS = [
         "1_000_003 * (place.number + 1)",
         "1_000_003",
         f"{RUNS} -k random",
+    ),
+    Mutant(
+        "the model fits on each rank if it fits on all together",
+        "resilient/strategies/choosing.py",
+        "    if need <= room:\n",
+        "    if need <= room * machine.ranks:\n",
+        CHOOSING,
+    ),
+    Mutant(
+        "stages are chosen where little time is left between their ends",
+        "resilient/strategies/choosing.py",
+        "        and count >= MICRO_BATCHES_PER_STAGE * size\n",
+        "",
+        CHOOSING,
     ),
 ]

@@ -201,6 +201,7 @@ KINDS = {
         tensor=2,
         in_ci=True,
     ),
+    "auto": Kind({"parallelism": "auto"}),
     "ddp_fp8": Kind(FP8, is_exact=False, width=16),
     "ddp_half_eval": Kind({"bf16_full_eval": True}, is_exact=False, in_ci=True, is_reference=True),
     "ddp_bf16": Kind({"bf16": True}, is_exact=False),

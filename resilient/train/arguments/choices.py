@@ -105,7 +105,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "lr_scheduler_type": SCHEDULERS,
     "on_save_failure": ("stop", "continue"),
     "optim": OPTIMIZERS,
-    "parallelism": ("ddp", "fsdp", "deepspeed"),
+    "parallelism": ("ddp", "fsdp", "deepspeed", "auto"),
     "random_numbers": ("own", "transformers"),
     "report_to": TRACKERS,
     "save_strategy": (*INTERVALS, "best"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments
 
 
+AUTO = "auto"
 # Arguments that only mean something where each rank has the whole model.
 _REPLICAS = (
     *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
@@ -183,6 +184,11 @@ def check_distribution(args: TrainingArguments) -> None:
 def _check_mesh(args: TrainingArguments) -> None:
     check_mesh(args.parallelism_config)
     config = args.parallelism_config or {}
+    if args.parallelism == AUTO and config:
+        raise ConfigError(
+            "`parallelism_config` is given and `parallelism`='auto', which chooses it: leave one "
+            "of them out"
+        )
     if args.parallelism != "fsdp" and (config.get("dp_shard_size") or 1) > 1:
         raise ConfigError(
             f"`parallelism_config.dp_shard_size` is above 1, and `parallelism`="
@@ -228,7 +234,7 @@ def _check_pipeline(args: TrainingArguments) -> None:
 
 def _check_ddp(args: TrainingArguments) -> None:
     """Refuse what is about whole replicas where there are none."""
-    by_ddp = args.parallelism == "ddp" and together_size(args.parallelism_config) == 1
+    by_ddp = args.parallelism in ("ddp", AUTO) and together_size(args.parallelism_config) == 1
     for name in _REPLICAS:
         if getattr(args, name) not in (None, False, "no") and not by_ddp:
             raise ConfigError(

@@ -12,6 +12,7 @@ from resilient.state.capture import Part, Stateful
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback
 from resilient.train.data.collate import collator_for
+from resilient.train.deciding import decide_parallelism
 from resilient.train.default_callbacks import default_callbacks
 from resilient.train.evaluation import results
 from resilient.train.measures.memory import MemoryMeter
@@ -81,6 +82,7 @@ class TrainerBase(TrainerPrediction):
         self.model_init = model_init
         model = searching.first_model(model, model_init)
         settle_model(self.args, model)
+        decide_parallelism(self.args, self.session, model)
         self.model = self.model_wrapped = model.to(self.session.device)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset

@@ -14,7 +14,7 @@ class DistributedArguments:
 
     parallelism: str = option(
         "ddp",
-        "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO)",
+        "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO); auto: by size",
     )
     ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
     ddp_timeout: float = option(1800, "seconds that a collective may take")
