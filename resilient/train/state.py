@@ -69,6 +69,10 @@ class TrainerState:
         for name, value in taken.items():
             setattr(self, name, value)
 
+    def begin_anew(self) -> None:
+        """Forget a training that is over; what is a fact about this process stays."""
+        self.load_state_dict(TrainerState().state_dict())
+
     def save_to_json(self, json_path: str | Path) -> None:
         """Write the state as the field's ``trainer_state.json``."""
         from pathlib import Path

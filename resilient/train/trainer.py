@@ -16,6 +16,7 @@ from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
 from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
 from resilient.train.saving import improves
+from resilient.train.state import TrainerControl
 from resilient.train.stop import listening_to_signals
 from resilient.train.surface import searching
 from resilient.train.surface.base import TrainerBase
@@ -90,11 +91,14 @@ class Trainer(TrainerBase):
             NothingToResume: the repository holds no such checkpoint.
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
+        if resume_from_checkpoint is False:
+            self.state.begin_anew()
+            self.control.load_state_dict(vars(TrainerControl()))
         if trial is not None:
             searching.take_trial(self, trial)
         with ExitStack() as stack:
             stack.callback(self.callback_handler.close)
-            run = assemble(self, self.state, self.callback_handler, self._registered)
+            run = assemble(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
             self._emit = run.saver.emit

@@ -7,17 +7,22 @@ training. What trials there are, and how they ended, is the study's to keep.
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
 from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.evaluation.gather import gather_objects
 from resilient.train.search.trials import argument_values
+from resilient.world.agreement import Failure, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 
 class BestRun(NamedTuple):
@@ -115,25 +120,40 @@ class TrialReporter(TrainerCallback):
         trial: hears the objective.
         compute_objective: metrics -> objective.
         ranks: how many decide together.
+        last: the name of the dataset that is evaluated last, if there are several: the objective
+            is one of all their metrics.
     """
 
     def __init__(
-        self, trial: Any, compute_objective: Callable[[dict[str, Any]], Any], ranks: int
+        self,
+        trial: Any,
+        compute_objective: Callable[[dict[str, Any]], Any],
+        ranks: int,
+        last: str | None = None,
     ) -> None:
         self.values: list[float] = []
         self.pruned = False
         self._trial = trial
         self._compute_objective = compute_objective
         self._ranks = ranks
+        self._last = last
+        self._metrics: dict[str, Any] = {}
 
     def on_evaluate(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Report the metrics; all ranks obey rank zero's study."""
-        self.take(kwargs["metrics"])
+        self._metrics |= kwargs["metrics"]
+        if self._last is not None and f"eval_{self._last}_runtime" not in kwargs["metrics"]:
+            return  # others of the same evaluation come
+        metrics, self._metrics = self._metrics, {}
+        self.take(metrics)
         if len(self.values) > 1:
             return  # nothing prunes by several objectives
-        self._trial.report(self.values[0], step=state.global_step)
-        self.pruned = gather_objects(self._trial.should_prune(), self._ranks)[0]
+        self.pruned = from_first(partial(self._report, state.global_step), self._ranks)
         control.should_training_stop |= self.pruned
+
+    def _report(self, step: int) -> bool:
+        self._trial.report(self.values[0], step=step)
+        return bool(self._trial.should_prune())
 
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Compute the objective of the newest evaluation."""
@@ -150,6 +170,21 @@ class TrialReporter(TrainerCallback):
         """Take them back: a life that has nothing left to train evaluates nothing."""
         self.values = list(state_dict["values"])
         self.pruned = bool(state_dict["pruned"])
+
+
+def from_first(work: Callable[[], Any], ranks: int) -> Any:
+    """Return what ``work`` returns on rank zero; a failure there is everyone's. Collective.
+
+    Raises:
+        ResilientError: what rank zero's raised, which there is raised as it was.
+    """
+    mine = attempt(work)
+    shown = replace(mine, rank=0, cause=None) if isinstance(mine, Failure) else mine
+    heard = gather_objects(shown, ranks)[0]
+    if isinstance(heard, Failure):
+        own = mine.cause if isinstance(mine, Failure) else None
+        raise own or heard.to_error(ranks)
+    return heard
 
 
 def search(
@@ -169,31 +204,59 @@ def search(
         hp_name: trial -> its name.
 
     Raises:
-        ConfigError: ``hp_space`` names what is no argument.
+        ConfigError: ``hp_space`` names what is no argument, or a part of the user's was registered
+            with the pattern alone.
     """
     ranks = trainer.session.world.size
-    share = partial(gather_objects, ranks=ranks)
-    while True:
-        mine = study.ask() if study is not None else None
-        told = (mine.number, dict(hp_space(mine))) if mine is not None else None
-        asked = share(told)[0]
-        if asked is None:
-            found: list[BestRun] = share(study.best() if study is not None else None)[0]
-            return found
-        number, params = asked
-        trial = mine if mine is not None else GivenTrial(params, number)
-        another = _trainer_of(trainer, number, params)
+    first = _First(study, hp_space)
+    while (asked := from_first(first.ask, ranks)) is not None:
+        number, values, params = asked
+        trial = GivenTrial(params, number) if study is None else first.trial
+        another = _trainer_of(trainer, number, values)
         another.hp_name = hp_name
-        reporter = TrialReporter(trial, compute_objective, ranks)
+        reporter = TrialReporter(trial, compute_objective, ranks, _last_of(another.eval_dataset))
         another.add_callback(reporter)
         another.train(trial=trial)
         if not reporter.values:
             reporter.take(another.evaluate())
-        if study is not None:
-            study.tell(mine, reporter.values, pruned=reporter.pruned)
+        from_first(partial(first.tell, reporter), ranks)
+    found: list[BestRun] = from_first(first.best, ranks)
+    return found
 
 
-def _trainer_of(trainer: Any, number: int, params: Mapping[str, Any]) -> Any:
+class _First:
+    """The study, on rank zero; on the others nothing, which says nothing."""
+
+    def __init__(self, study: Study | None, hp_space: Callable[[Any], Mapping[str, Any]]) -> None:
+        self.trial: Any = None
+        self._study = study
+        self._hp_space = hp_space
+
+    def ask(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        """Return the next trial's number, its values for a training, and all it has suggested."""
+        self.trial = None if self._study is None else self._study.ask()
+        if self.trial is None:
+            return None
+        values = dict(self._hp_space(self.trial))
+        return self.trial.number, values, dict(self.trial.params)
+
+    def tell(self, reporter: TrialReporter) -> None:
+        """Tell the study how the trial ended."""
+        if self._study is not None:
+            self._study.tell(self.trial, reporter.values, pruned=reporter.pruned)
+
+    def best(self) -> list[BestRun]:
+        """Return the best runs."""
+        return [] if self._study is None else self._study.best()
+
+
+def _last_of(datasets: Any) -> str | None:
+    """Return the name of the last of several datasets, None where there is one."""
+    several = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
+    return str([*datasets][-1]) if several and datasets else None
+
+
+def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
     """Return a trainer like the given one, for one trial, in a folder of its own."""
     args = trainer.args
     folder = f"run-{number}"
@@ -202,8 +265,29 @@ def _trainer_of(trainer: Any, number: int, params: Mapping[str, Any]) -> Any:
         for name in ("output_dir", "repo", "near_repo")
         if (place := getattr(args, name))
     }
-    known = argument_values(params, args, trainer.model_init)
+    known = argument_values(values, args, trainer.model_init)
     # With `deepcopy`, as callbacks have a state that must not go from trial to trial.
     named = dict(trainer.made_with)
     named["callbacks"] = copy.deepcopy(tuple(named.get("callbacks") or ()))
-    return type(trainer)(**{**named, "model": None, "args": replace(args, **{**known, **places})})
+    args = replace(args, **{**known, **places})
+    another = type(trainer)(**{**named, "model": None, "args": args})
+    _follow(trainer.callback_handler.callbacks, another)
+    lost = sorted(set(trainer.registered) - set(another.registered))
+    if lost:
+        raise ConfigError(
+            f"`{lost[0]}` is registered with the trainer, and the search makes one for each trial: "
+            "register it in the `__init__` of a class of yours"
+        )
+    return another
+
+
+def _follow(callbacks: Sequence[Any], another: Any) -> None:
+    """Add what was added to the pattern's callbacks since it was made; remove what was removed."""
+    there = Counter(type(one) for one in another.callback_handler.callbacks)
+    for one in callbacks:
+        if there[type(one)]:
+            there[type(one)] -= 1
+        else:
+            another.add_callback(copy.deepcopy(one))
+    for kind in there.elements():
+        another.pop_callback(kind)

@@ -107,7 +107,7 @@ class TrainerBase(TrainerPrediction):
             "processing_class": self.processing_class,
             "emit": self._emit,
         }
-        self._registered: dict[str, Part] = {}
+        self.registered: dict[str, Part] = {}
         self.learn_losses()
         self.memory.stop("init")
         self.callback_handler.fire("on_init_end")
@@ -171,9 +171,9 @@ class TrainerBase(TrainerPrediction):
                 f"cannot register `{name}`: the trainer's own parts have this name (reserved: "
                 f"{', '.join(RESERVED)}); give it another"
             )
-        if name in self._registered:
+        if name in self.registered:
             raise ConfigError(f"a part named `{name}` is registered already")
-        self._registered[name] = Part(stateful, scope)
+        self.registered[name] = Part(stateful, scope)
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Call one more callback, after the others."""

@@ -11,7 +11,7 @@ from torch import nn
 from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check
 from resilient.train.run import set_seed
-from resilient.train.search.study import search
+from resilient.train.search.study import from_first, search
 from resilient.train.search.trials import (
     argument_values,
     call_model_init,
@@ -55,9 +55,15 @@ def start(
             "hyperparameter_search makes an optimizer for each trial: leave `optimizers` out, or "
             "override `create_optimizer`"
         )
-    study = (
-        _study(trainer, plan, backend, options) if trainer.session.world.is_coordinator else None
-    )
+    world = trainer.session.world
+    study: Study | None = None
+
+    def open_study() -> None:
+        nonlocal study
+        if world.is_coordinator:
+            study = _study(trainer, plan, backend, options)
+
+    from_first(open_study, world.size)
     space, objective = plan.hp_space or default_space, plan.compute_objective or default_objective
     return search(trainer, study, space, objective, plan.hp_name)
 
@@ -128,7 +134,7 @@ def take_trial(trainer: Any, trial: Any) -> None:
         return
     # As in a trainer that is new.
     is_theirs = args.random_numbers == "transformers"
-    set_seed(args.seed + (0 if is_theirs else trainer.session.world.rank))
+    set_seed(args.seed + (0 if is_theirs else trainer.session.data_world.rank))
     model = call_model_init(trainer.model_init, trial)
     settle_model(args, model)
     trainer.model = trainer.model_wrapped = model.to(trainer.session.device)

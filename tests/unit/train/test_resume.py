@@ -145,3 +145,14 @@ def test_registered_parts_are_saved_and_restored(tmp_path, repository):
     trainer.register("counter", other, scope="rank")
     trainer.train()
     assert other.seen.item() == 7
+
+
+def test_a_training_that_begins_afresh_in_the_same_process_counts_from_nothing(
+    tmp_path, repository
+):
+    trainer = make_trainer(tmp_path, max_steps=4, logging_steps=1)
+    for _ in range(2):
+        repository.checkpoints.clear()
+        output = trainer.train(resume_from_checkpoint=False)
+        assert output.global_step == 4
+        assert [one["step"] for one in trainer.state.log_history] == [1, 2, 3, 4, 4]

@@ -224,9 +224,10 @@ def test_a_trial_whose_values_are_known_suggests_them():
 def test_a_reporter_remembers_what_its_trial_was_told(tmp_path):
     reporter = TrialReporter(GivenTrial({}), default_objective, 1)
     reporter.on_evaluate(None, TrainerState(), TrainerControl(), metrics={"eval_loss": 0.5})
+    reporter.pruned = True
     other = TrialReporter(GivenTrial({}), default_objective, 1)
     other.load_state_dict(reporter.state_dict())
-    assert (other.values, other.pruned) == ([0.5], False)
+    assert (other.values, other.pruned) == ([0.5], True)
 
 
 class Two:
