@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from endings import differences, ending
+from safetensors.torch import load_file
+
+from resilient.storage.open import open_store
+from resilient.vault.registry.catalog import committed, read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = {"gpt.py"}  # a model, options and a log of samples, for the demo
@@ -16,6 +23,7 @@ def run(*command, cwd, **environ):
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=cwd,
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=220,
@@ -47,3 +55,29 @@ def test_the_demo_ends_identical(tmp_path, seed):
 )
 def test_small_examples_are_short(script):
     assert script.name in LONG or script.read_text().count("\n") < 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("switch", "strategy"), [("USE_FSDP", "fsdp"), ("USE_DEEPSPEED", "zero-2")]
+)
+def test_the_language_model_is_cut_by_a_switch_and_survives_a_death(tmp_path, switch, strategy):
+    if switch == "USE_DEEPSPEED":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    worker = str(Path(__file__).with_name("dying_example.py"))
+    script = str(ROOT / "examples" / "gpt2_lm.py")
+    for folder, die_at in (("whole", "0"), ("killed", "9")):
+        words = ("train", "--nproc-per-node", "2", worker, script, folder, "14", die_at)
+        ended = run("resilient_cli", *words, cwd=tmp_path, **{switch: "1"})
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        assert float(ended.stdout.split()[-1]) < 120, "it learns: 256 is to know nothing"
+    killed = committed(open_store(str(tmp_path / "killed")))[0]
+    assert killed.generation == 2, "it did die"
+    manifest = read_manifest(open_store(str(tmp_path / "killed")), killed)
+    assert manifest.world == {"size": 2, "strategy": strategy}
+    assert differences(ending(tmp_path / "killed"), ending(tmp_path / "whole")) == []
+    ours, expected = (
+        load_file(tmp_path / one / "model" / "model.safetensors") for one in ("killed", "whole")
+    )
+    assert all(torch.equal(one, ours[name]) for name, one in expected.items())
+    assert len(expected) > 20
