@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from cli_repositories import cut, flip_bit, write_usual_run
@@ -134,3 +135,20 @@ def test_both_manifests_damaged_is_a_loss_that_is_told(repo, call, matches):
 
 def test_where_nothing_is_there_is_nothing_to_repair(tmp_path, call):
     assert call("ckpt", "repair", "latest", tmp_path / "nothing").status == 66
+
+
+def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
+    theirs = Path(__file__).parents[1] / "golden" / "transformers" / "reg_sgd" / "run"
+    folder = tmp_path / "checkpoint-7"
+    shutil.copytree(theirs / "checkpoint-7", folder)
+    (folder / "trainer_state.json").unlink()
+    outcome = call("ckpt", "repair", folder, "--rebuild", tmp_path / "new")
+    assert outcome.status == 0, outcome.stderr
+    assert "Step 7 is in" in outcome.stdout
+    assert "the first epoch begins again" in outcome.stdout
+    (folder / "optimizer.pt").unlink()
+    outcome = call("ckpt", "repair", folder, "--rebuild", tmp_path / "newer", "--json")
+    assert outcome.status == 1
+    said = json.loads(outcome.stdout)
+    assert (said["step"], said["resumable"]) == (7, False)
+    assert "optimizer" in said["lost"]

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 MATRIX = "tests/unit/train/test_matrix.py"
 BLOCK = "tests/process/test_deepspeed_schedules.py"
+REBUILT = "tests/unit/train/interop/test_rebuilding.py"
 FITTING = "tests/unit/train/test_fitting.py"
 
 MUTANTS = [
@@ -78,6 +79,34 @@ MUTANTS = [
         "not isinstance(scheduler, RateLR) and",
         "False and",
         f"{BLOCK} -k ones_own",
+    ),
+    Mutant(
+        "a rebuilt state believes the folder's name against the optimizer",
+        "resilient/train/interop/rebuilding.py",
+        "    if len(set(said.values())) > 1 and not skips:\n",
+        "    if False:\n",
+        f"{REBUILT} -k several_steps",
+    ),
+    Mutant(
+        "a rebuilt state has its sibling's place in the data",
+        "resilient/train/interop/rebuilding.py",
+        "        epoch=_epoch_at(step, sibling),\n",
+        '        epoch=float(theirs["epoch"]),\n',
+        f"{REBUILT} -k sibling",
+    ),
+    Mutant(
+        "a file that cannot be read goes into a rebuilt folder",
+        "resilient/train/interop/rebuilding.py",
+        "    skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}\n",
+        "    skipped = {STATE, UNFINISHED}\n",
+        f"{REBUILT} -k cannot_be_read",
+    ),
+    Mutant(
+        "a rebuilt checkpoint of ours counts the samples of a step for those of a batch",
+        "resilient/train/interop/salvaging.py",
+        "state.train_batch_size = each // max(1, ranks)",
+        'state.train_batch_size = data["global_batch"]',
+        f"{REBUILT} -k goes_on_from_its_step",
     ),
     Mutant(
         "a loss over all tokens is divided by the micro-batches once more",

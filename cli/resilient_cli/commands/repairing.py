@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path  # noqa: TC003 - Typer reads the signature
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,11 +25,12 @@ from resilient_cli.places import (
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, first_intact
-from resilient_cli.views.repair import repairing
+from resilient_cli.views.repair import rebuilding, repairing
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient.train.interop.rebuilding import Rebuilt
 
 DAMAGE_LEFT = 1
 
@@ -50,6 +52,12 @@ def repair(  # noqa: PLR0913 - the options of a command
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be done.")
     ] = False,
+    rebuild: Annotated[
+        Path | None,
+        typer.Option(
+            "--rebuild", metavar="FOLDER", help="Write what is whole there, with a new state."
+        ),
+    ] = None,
 ) -> int:
     """Make damaged files whole from parity, or from another repository; say what cannot be.
 
@@ -57,9 +65,17 @@ def repair(  # noqa: PLR0913 - the options of a command
     Exit code 0: whole now (with --dry-run: it would be). 1: something is lost, and an intact
     checkpoint remains to resume from. 3: none remains.
 
+    What cannot be made whole is salvaged by --rebuild: weights, and whatever else is whole, become
+    a folder as Hugging Face's Trainer keeps it, with a state that says what is lost. Such a folder
+    that lost its own trainer_state.json is rebuilt the same way. The source is only read.
+
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2
     """
     ref, place = ref_and_place(ref, place, repo)
+    if rebuild is not None:
+        made = _rebuild(ref, place or repo or "", rebuild)
+        show(rebuilding(made), output_of(ctx))
+        return 0 if made.can_go_on else DAMAGE_LEFT
     store = open_repository(place, repo)
     committed_of(store)
     checkpoint = _named(store, ref, undelete=undelete)
@@ -76,6 +92,19 @@ def repair(  # noqa: PLR0913 - the options of a command
             hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _rebuild(ref: str | None, place: str, out: Path) -> Rebuilt:
+    """Write what is whole of a checkpoint of ours, or of a folder of Hugging Face's Trainer."""
+    # Not before it is asked for: it takes torch.
+    from resilient.train.interop.rebuilding import is_weights_folder, rebuild_folder
+    from resilient.train.interop.salvaging import rebuild_checkpoint
+
+    if is_weights_folder(place):
+        return rebuild_folder(place, out)
+    options = read_storage_options(os.environ)
+    open_repository(place, None)
+    return rebuild_checkpoint(place, out, ref or "latest", storage_options=options)
 
 
 def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:

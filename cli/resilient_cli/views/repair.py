@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from resilient.format.names import CheckpointId
+    from resilient.train.interop.rebuilding import Rebuilt
     from resilient.vault.health.repair import Fix, Loss, RepairPlan
 
 
@@ -43,6 +44,17 @@ def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: 
     ids = tuple(one.file for one in plan.fixes)
     blocks: tuple[Table | str, ...] = (table, *_lines(plan, resume, done=done))
     return Answer("ckpt.repair", "repair", document, blocks, ids)
+
+
+def rebuilding(made: Rebuilt) -> Answer:
+    """Return the answer of ``ckpt repair --rebuild``."""
+    rows = [(name, "known", source) for name, source in made.known.items()]
+    rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
+    table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
+    goes_on = "Training can go on from it" if made.can_go_on else "Only its weights are of use"
+    said = f"Step {made.step} is in {made.folder}. {goes_on}; what is lost is in rebuilt.json too."
+    document = {**asdict(made), "resumable": made.can_go_on}
+    return Answer("ckpt.repair", "rebuild", document, (table, said), (made.folder,))
 
 
 def _fix(fix: Fix, verdict: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ CONFIG = "config.json"
 UNFINISHED = "checkpoint-is-incomplete.txt"
 
 _RANDOM = re.compile(r"rng_state_(\d+)\.pth")
-_LAST = re.compile(r"checkpoint-(\d+)")
+LAST = re.compile(r"checkpoint-(\d+)")
 _SPOILED = (zipfile.BadZipFile, UnpicklingError)
 # What a random state of NumPy is pickled with.
 _ARRAYS = [
@@ -56,56 +56,15 @@ def is_transformers_folder(path: str | Path) -> bool:
     return (folder / STATE).is_file() and not (folder / "manifest.json").exists()
 
 
-class TransformersCheckpoint:
-    """One checkpoint folder; files are read and proved when they are asked for.
+class TransformersFiles:
+    """The files of one checkpoint folder, each proved when it is read.
 
     Args:
         folder: ``checkpoint-<step>``, under any name.
-
-    Attributes:
-        state: what ``trainer_state.json`` says.
-        digest: SHA-256 of that file, in hex; tells this checkpoint from any other.
-
-    Raises:
-        NothingToResume: there is no such folder, or it holds no checkpoint.
-        IntegrityError: its state is damaged, or it was never finished.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        file = self.folder / STATE
-        if not file.is_file():
-            raise NothingToResume(f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer")
-        if (self.folder / UNFINISHED).exists():
-            raise IntegrityError(
-                f"`{folder}` was never finished: it still has {UNFINISHED}",
-                key=str(self.folder / UNFINISHED),
-                hint="take the checkpoint before it",
-            )
-        data = file.read_bytes()
-        self.digest = hashlib.sha256(data).hexdigest()
-        self.state = self._parse(data)
-        self._require_agreement()
-
-    @property
-    def step(self) -> int:
-        """The optimizer steps that were made."""
-        return int(self.state["global_step"])
-
-    @property
-    def ranks(self) -> int:
-        """How many processes trained: each left its random state."""
-        numbers = sorted(
-            int(match[1])
-            for one in self.folder.iterdir()
-            if (match := _RANDOM.fullmatch(one.name)) is not None
-        )
-        if numbers != list(range(len(numbers))):
-            raise IntegrityError(
-                f"`{self.folder}` holds the random state of ranks {numbers}: some are missing",
-                key=str(self.folder),
-            )
-        return max(1, len(numbers))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the model, or only of its adapter, from one or several files.
@@ -148,32 +107,6 @@ class TransformersCheckpoint:
                 hint="load the weights with from_pretrained and begin a new run from them",
             )
         found: dict[str, Any] = self.load(OPTIMIZER)
-        return found
-
-    def scheduler(self) -> dict[str, Any]:
-        """Return the scheduler's state.
-
-        Raises:
-            IncompatibleCheckpoint: there is none.
-            IntegrityError: it is damaged, or of another step.
-        """
-        if not (self.folder / SCHEDULER).exists():
-            raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds no {SCHEDULER}: going on would start the schedule afresh"
-            )
-        found: dict[str, Any] = self.load(SCHEDULER)
-        lambdas, last = found.get("lr_lambdas"), found.get("last_epoch", 0)
-        # With fp16 some steps are skipped; a schedule never goes further than the steps.
-        skips = (self.folder / SCALER).exists()
-        if lambdas is not None and (last > self.step or (last < self.step and not skips)):
-            raise IntegrityError(
-                f"{SCHEDULER} is of step {last} and {STATE} of step {self.step}",
-                key=str(self.folder / SCHEDULER),
-                hint="the folder mixes two checkpoints: take another",
-            )
-        if lambdas is not None:
-            # A schedule of ours has its numbers in its arguments, and none to take back.
-            found["lr_lambdas"] = [None] * len(lambdas)
         return found
 
     def scaler(self) -> dict[str, Any] | None:
@@ -252,6 +185,84 @@ class TransformersCheckpoint:
             hint="take another checkpoint",
         )
 
+
+class TransformersCheckpoint(TransformersFiles):
+    """One checkpoint folder; files are read and proved when they are asked for.
+
+    Args:
+        folder: ``checkpoint-<step>``, under any name.
+
+    Attributes:
+        state: what ``trainer_state.json`` says.
+        digest: SHA-256 of that file, in hex; tells this checkpoint from any other.
+
+    Raises:
+        NothingToResume: there is no such folder, or it holds no checkpoint.
+        IntegrityError: its state is damaged, or it was never finished.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        file = self.folder / STATE
+        if not file.is_file():
+            raise NothingToResume(f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer")
+        if (self.folder / UNFINISHED).exists():
+            raise IntegrityError(
+                f"`{folder}` was never finished: it still has {UNFINISHED}",
+                key=str(self.folder / UNFINISHED),
+                hint="take the checkpoint before it",
+            )
+        data = file.read_bytes()
+        self.digest = hashlib.sha256(data).hexdigest()
+        self.state = self._parse(data)
+        self._require_agreement()
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were made."""
+        return int(self.state["global_step"])
+
+    @property
+    def ranks(self) -> int:
+        """How many processes trained: each left its random state."""
+        numbers = sorted(
+            int(match[1])
+            for one in self.folder.iterdir()
+            if (match := _RANDOM.fullmatch(one.name)) is not None
+        )
+        if numbers != list(range(len(numbers))):
+            raise IntegrityError(
+                f"`{self.folder}` holds the random state of ranks {numbers}: some are missing",
+                key=str(self.folder),
+            )
+        return max(1, len(numbers))
+
+    def scheduler(self) -> dict[str, Any]:
+        """Return the scheduler's state.
+
+        Raises:
+            IncompatibleCheckpoint: there is none.
+            IntegrityError: it is damaged, or of another step.
+        """
+        if not (self.folder / SCHEDULER).exists():
+            raise IncompatibleCheckpoint(
+                f"`{self.folder}` holds no {SCHEDULER}: going on would start the schedule afresh"
+            )
+        found: dict[str, Any] = self.load(SCHEDULER)
+        lambdas, last = found.get("lr_lambdas"), found.get("last_epoch", 0)
+        # With fp16 some steps are skipped; a schedule never goes further than the steps.
+        skips = (self.folder / SCALER).exists()
+        if lambdas is not None and (last > self.step or (last < self.step and not skips)):
+            raise IntegrityError(
+                f"{SCHEDULER} is of step {last} and {STATE} of step {self.step}",
+                key=str(self.folder / SCHEDULER),
+                hint="the folder mixes two checkpoints: take another",
+            )
+        if lambdas is not None:
+            # A schedule of ours has its numbers in its arguments, and none to take back.
+            found["lr_lambdas"] = [None] * len(lambdas)
+        return found
+
     def _require_agreement(self) -> None:
         """Raise if the state lacks what going on needs, or the folder's name says otherwise."""
         lacks = [one for one in ("global_step", "epoch", "log_history") if one not in self.state]
@@ -259,7 +270,7 @@ class TransformersCheckpoint:
             raise IntegrityError(
                 f"`{self.folder / STATE}` has no `{lacks[0]}`", key=str(self.folder / STATE)
             )
-        named = _LAST.fullmatch(self.folder.name)
+        named = LAST.fullmatch(self.folder.name)
         if named and int(named[1]) != self.step:
             raise IntegrityError(
                 f"`{self.folder}` holds the state of step {self.step}",
