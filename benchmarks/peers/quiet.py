@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.peers.rounds import Figures
 
@@ -18,21 +18,38 @@ OTHERS_CORES_MAX = 0.1
 TRIES_MAX = 4
 _TICKS_PER_SECOND = 100
 # proc(5): places behind the name in `/proc/PID/stat`.
-_GROUP, _FIRST, _BEHIND = 2, 11, 15
+_PARENT, _GROUP, _FIRST, _BEHIND = 1, 2, 11, 15
 
 
 def others_seconds() -> float:
-    """Return the seconds of a processor that processes outside this process's group have used.
+    """Return the seconds of a processor that others have used: neither this group nor descendants.
 
+    A server that was started for the measurement has a session of its own and is no other.
     Kernel threads are in no group: they may work for us.
     """
-    ours, ticks = os.getpgrp(), 0
+    rows = dict(_rows())
+    groups = {pid: int(row[_GROUP]) for pid, row in rows.items()}
+    ours = {pid for pid, group in groups.items() if group == os.getpgrp()}
+    ticks = sum(
+        sum(map(int, row[_FIRST:_BEHIND]))
+        for pid, row in rows.items()
+        if groups[pid] and ours.isdisjoint(_line(pid, rows))
+    )
+    return ticks / _TICKS_PER_SECOND
+
+
+def _rows() -> Iterator[tuple[int, list[str]]]:
+    """Yield every process with what is said of it behind its name."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[_GROUP]) not in (0, ours):
-                ticks += sum(map(int, fields[_FIRST:_BEHIND]))
-    return ticks / _TICKS_PER_SECOND
+            yield int(stat.parent.name), stat.read_text("utf-8").rpartition(")")[2].split()
+
+
+def _line(pid: int, rows: Mapping[int, list[str]]) -> Iterator[int]:
+    """Yield a process and its ancestors, without those that everything descends from."""
+    while pid in rows and pid > 1:
+        yield pid
+        pid = int(rows[pid][_PARENT])
 
 
 def undisturbed(measure: Callable[[], Figures]) -> Figures:
