@@ -39,9 +39,13 @@ class Event:
 
     level: ClassVar[Level] = Level.INFO
 
+    def facts(self) -> dict[str, Any]:
+        """Return what the event says, by name, for machines: values that JSON has."""
+        return asdict(self)
+
     def line(self) -> str:
         """Return the event as one line for a person, without time, rank or step."""
-        facts = " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        facts = " ".join(f"{name}={value}" for name, value in self.facts().items())
         return f"{type(self).__name__} {facts}".rstrip()
 
 
@@ -243,7 +247,7 @@ class Emitter:
             **self.context,
             **context,
             "event": type(event).__name__,
-            **asdict(event),
+            **event.facts(),
         }
         for sink in self.sinks:
             sink(record, event)

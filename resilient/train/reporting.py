@@ -26,6 +26,10 @@ class MetricsLogged(Event):
 
     metrics: Mapping[str, Any]
 
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers themselves: logged every few steps, they are not copied one by one."""
+        return {"metrics": self.metrics}
+
     def line(self) -> str:
         """Show the numbers."""
         return "  ".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
@@ -65,7 +66,7 @@ class PruningCollator:
         """
         if not isinstance(features[0], Mapping):
             return self._collate(features)
-        if all(one.keys() <= self._taken for one in features):
+        if self._taken.issuperset(chain.from_iterable(features)):
             return self._collate(features)
         kept = [
             {name: value for name, value in one.items() if name in self._taken} for one in features
