@@ -17,7 +17,19 @@ def private(size_bytes: int) -> memoryview:
     mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
+    keep_from_children(mapped)
     return memoryview(mapped)
+
+
+def keep_from_children(mapped: mmap.mmap) -> None:
+    """Leave memory out of the processes that are forked from this one, such as a loader's.
+
+    Else each fork shares its pages until they are written to: the next copy into it takes a fault
+    per page, ten times as long as a warm one, and as much memory again while the child lives. A
+    child has no use for it: the threads that persist are not there.
+    """
+    with suppress(AttributeError, OSError):
+        mapped.madvise(mmap.MADV_DONTFORK)
 
 
 class PrivateBuffers:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from resilient.errors import StoreDenied, StoreFull
 from resilient.storage.machine import memory_left_bytes
+from resilient.storage.memory import keep_from_children
 
 ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
 _PREFIX = "resilient-"
@@ -171,9 +172,12 @@ def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
     handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return memoryview(mmap.mmap(handle, size_bytes, access=access))
+        mapped = mmap.mmap(handle, size_bytes, access=access)
     finally:
         os.close(handle)
+    if writable:
+        keep_from_children(mapped)
+    return memoryview(mapped)
 
 
 def free_bytes(root: Path = ROOT) -> int:

@@ -211,4 +211,11 @@ MUTANTS = [
         "            part.name, [plan.of(part.tensors) for plan in known[2]]\n        )",
         DRAFTS,
     ),
+    Mutant(
+        "forked children share the memory that saves are staged in",
+        "resilient/storage/memory.py",
+        "mapped.madvise(mmap.MADV_DONTFORK)",
+        "mapped.madvise(mmap.MADV_NORMAL)",
+        "tests/unit/storage/test_staging_memory.py",
+    ),
 ]
