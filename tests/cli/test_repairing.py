@@ -146,6 +146,9 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     assert outcome.status == 0, outcome.stderr
     assert "Step 7 is in" in outcome.stdout
     assert "the first epoch begins again" in outcome.stdout
+    refused = call("ckpt", "repair", folder, "--rebuild", tmp_path / "none", "--dry-run")
+    assert refused.status == 2, refused.stderr
+    assert not (tmp_path / "none").exists()
     (folder / "optimizer.pt").unlink()
     outcome = call("ckpt", "repair", folder, "--rebuild", tmp_path / "newer", "--json")
     assert outcome.status == 1

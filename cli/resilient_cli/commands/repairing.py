@@ -73,6 +73,11 @@ def repair(  # noqa: PLR0913 - the options of a command
     """
     ref, place = ref_and_place(ref, place, repo)
     if rebuild is not None:
+        if source or undelete or dry_run:
+            raise UsageError(
+                "`--rebuild` changes nothing in its source, and goes with no other option",
+                hint="resilient ckpt repair --help",
+            )
         made = _rebuild(ref, place or repo or "", rebuild)
         show(rebuilding(made), output_of(ctx))
         return 0 if made.can_go_on else DAMAGE_LEFT
