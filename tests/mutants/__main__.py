@@ -39,6 +39,7 @@ from tests.mutants import (
     storage,
     tiers,
     trackers,
+    trials,
 )
 from tests.mutants.mutant import Mutant
 from tests.mutants.warmth import Warmth
@@ -69,6 +70,7 @@ LISTS = {
         pipelines,
         recipes,
         trackers,
+        trials,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

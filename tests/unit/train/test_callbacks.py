@@ -164,3 +164,36 @@ def test_an_epoch_that_is_given_up_is_not_gone_back_to(tmp_path, repository):
     trainer.train()
     assert trainer.train_sampler.cursor.epoch == 1
     assert trainer.train_sampler.cursor.samples == 16
+
+
+@pytest.mark.parametrize(
+    ("metrics", "greater", "threshold", "stops_after"),
+    [
+        ([0.5, 0.6, 0.7, 0.6, 0.5], True, 0.0, 5),
+        ([0.5, 0.4, 0.3, 0.4, 0.5], False, 0.0, 5),
+        ([0.5, 0.55, 0.58, 0.7], True, 0.1, 3),
+        ([0.5, 0.7, 0.9], True, 0.1, None),
+    ],
+)
+def test_patience_ends_where_the_metric_gets_no_better(metrics, greater, threshold, stops_after):
+    stopping, state = EarlyStoppingCallback(2, threshold), TrainerState()
+    args = type("Args", (), {"metric_for_best_model": "f1", "greater_is_better": greater})
+    for number, value in enumerate(metrics, 1):
+        control = TrainerControl()
+        stopping.on_evaluate(args, state, control, metrics={"eval_f1": value})
+        assert control.should_training_stop == (number == stops_after)
+        # As the trainer does, which knows no threshold.
+        best = state.best_metric
+        if best is None or (value > best if greater else value < best):
+            state.best_metric = value
+
+
+def test_a_callback_that_was_removed_hears_no_more():
+    heard = []
+    one, other = listener(heard), listener(heard)
+    handler = CallbackHandler([one], None, TrainerState(), TrainerControl())
+    handler.add_callback(other)
+    assert handler.pop_callback(one) is one
+    assert handler.pop_callback(EarlyStoppingCallback) is None
+    handler.fire("on_save")
+    assert len(heard) == 1

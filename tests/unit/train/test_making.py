@@ -127,6 +127,18 @@ def test_both_can_be_made_in_one(tmp_path, monkeypatch):
     assert_equal(unbroken, broken)
 
 
+def test_what_only_an_override_can_make_is_kept_for_a_longer_run(tmp_path, repository):
+    with pytest.raises(Dies):
+        make_trainer(tmp_path, kind=InOne, callbacks=[DieAfter(5)]).train()
+    longer = make_trainer(tmp_path, kind=InOne, num_train_epochs=3, logging_steps=1)
+    longer.train()
+    assert longer.state.global_step == 39
+    assert longer.asked == (39,)
+    rates = {one["step"]: one.get("learning_rate") for one in longer.state.log_history}
+    assert rates[22] == pytest.approx(0.005), "half of a cosine from 3 to 39"
+    assert rates[13] > 0.0085, "a line would be at 0.0075"
+
+
 def test_an_override_that_makes_nothing_is_named(tmp_path, repository):
     class Nothing(Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):

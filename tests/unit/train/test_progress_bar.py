@@ -67,7 +67,6 @@ def test_other_ranks_have_no_bar():
     progress.on_train_begin(None, away, None)
     progress.on_prediction_step(None, away, None, eval_dataloader=[1])
     progress.on_step_end(None, away, None)
-    progress.on_train_end(None, away, None)
     assert (progress.training_bar, progress.prediction_bar) == (None, None)
 
 
