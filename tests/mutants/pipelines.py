@@ -8,6 +8,7 @@ TREES = "tests/unit/strategies/test_pipeline_trees.py"
 CUTTING = "tests/unit/strategies/test_pipeline_cutting.py"
 OPTIONS = "tests/unit/strategies/test_pipeline_options.py"
 STAGED = "tests/unit/state/test_staged.py"
+RANDOM = "tests/unit/strategies/test_pipeline_random.py"
 CHOOSING = "tests/unit/strategies/test_choosing.py"
 RUNS = "tests/process/test_pipelines.py"
 
@@ -108,7 +109,14 @@ MUTANTS = [
         "resilient/strategies/pipeline/place.py",
         "1_000_003 * (place.number + 1)",
         "1_000_003",
-        f"{RUNS} -k random",
+        RANDOM,
+    ),
+    Mutant(
+        "what layers draw is drawn from the process's own numbers",
+        "resilient/strategies/pipeline/place.py",
+        "        finally:\n            self._write(outside)\n",
+        "        finally:\n            pass\n",
+        RANDOM,
     ),
     Mutant(
         "the model fits on each rank if it fits on all together",

@@ -6,16 +6,11 @@ import copy
 
 import pytest
 import torch
+from stages import NTH, parts, passed
 from torch import nn
 
 from resilient.errors import ConfigError
-from resilient.strategies.pipeline.cutting import cut_model
-from resilient.strategies.pipeline.options import PipelineOptions
-from resilient.strategies.pipeline.running import Stage
-from resilient.strategies.pipeline.trees import Trees
 from resilient.strategies.recomputing import Recomputing, recompute
-
-NTH = torch.zeros(1, dtype=torch.int64)
 
 
 class Layer(nn.Module):
@@ -50,25 +45,6 @@ class Words(nn.Module):
             hidden, _ = layer(hidden, mask, scale=0.5)
         logits = self.head(self.norm(hidden))
         return {"loss": logits.float().square().mean(), "logits": logits}
-
-
-def parts(model, points):
-    options = PipelineOptions(len(points) + 1, split_points=tuple(points))
-    trees = Trees(model, cut_model(model, options))
-    plan = trees.planner()
-    stages = [Stage(n, *trees.stage(n), model) for n in range(options.stages)]
-    return plan, stages
-
-
-def passed(model, points, run, batch):
-    """Return what the last stage makes, and the tensors between stages."""
-    plan, stages = parts(model, points)
-    shapes, sent = plan.shapes(run, batch), []
-    for stage in stages:
-        stage.shapes, stage.runs = shapes, (run,)
-        sent.append(stage(*sent[-1:], nth=NTH))
-    assert [(tuple(one.shape), one.dtype) for one in sent[:-1]] == list(shapes)
-    return sent[-1], sent[:-1]
 
 
 BATCH = {"ids": torch.tensor([[1, 2, 0], [3, 0, 0]])}

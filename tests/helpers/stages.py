@@ -1,0 +1,32 @@
+"""A model's stages in one process, one after another."""
+
+from __future__ import annotations
+
+import torch
+
+from resilient.strategies.pipeline.cutting import cut_model
+from resilient.strategies.pipeline.options import PipelineOptions
+from resilient.strategies.pipeline.running import Stage
+from resilient.strategies.pipeline.trees import Trees
+
+NTH = torch.zeros(1, dtype=torch.int64)
+
+
+def parts(model, points, ranks=0):
+    """Return the plan of shapes and the stages, which begin at ``points`` or are even."""
+    options = PipelineOptions(ranks or len(points) + 1, split_points=tuple(points))
+    trees = Trees(model, cut_model(model, options))
+    plan = trees.planner()
+    stages = [Stage(n, *trees.stage(n), model) for n in range(options.stages)]
+    return plan, stages
+
+
+def passed(model, points, run, batch, ranks=0):
+    """Return what the last stage makes, and the tensors between stages."""
+    plan, stages = parts(model, points, ranks)
+    shapes, sent = plan.shapes(run, batch), []
+    for stage in stages:
+        stage.shapes, stage.runs = shapes, (run,)
+        sent.append(stage(*sent[-1:], nth=NTH))
+    assert [(tuple(one.shape), one.dtype) for one in sent[:-1]] == list(shapes)
+    return sent[-1], sent[:-1]
