@@ -83,9 +83,11 @@ def test_at_the_end_is_only_at_the_end_and_the_best_is_final(tmp_path):
         cabinet := Cabinet(tmp_path, "end"),
         load_best_model_at_end=True,
         metric_for_best_model="loss",
+        greater_is_better=True,  # so that the best is not the last
         resume_changes="all",
         **how,
     ).state.best_global_step
+    assert best < 26
     assert [(step, is_final) for step, is_final, *_ in cabinet.seen] == [(best, True)]
 
 
