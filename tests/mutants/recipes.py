@@ -115,4 +115,18 @@ MUTANTS = [
         "            is_scaled = False\n",
         "tests/unit/train/test_losses.py",
     ),
+    Mutant(
+        "a number takes the place of a learning rate that is a tensor",
+        "resilient/train/schedules/rates.py",
+        '        group["lr"].fill_(rate)',
+        '        group["lr"] = rate',
+        MATRIX,
+    ),
+    Mutant(
+        "a learning rate that is a tensor is logged as one",
+        "resilient/train/measures/meters.py",
+        "self.learning_rate = float(learning_rate)",
+        "self.learning_rate = learning_rate  # type: ignore[assignment]",
+        MATRIX,
+    ),
 ]

@@ -60,10 +60,13 @@ class Meters:
         """Forget the losses that were added since ``mark``."""
         self._recent.copy_(mark)
 
-    def end_step(self, grad_norm: torch.Tensor, learning_rate: float) -> None:
-        """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read."""
+    def end_step(self, grad_norm: torch.Tensor, learning_rate: float | torch.Tensor) -> None:
+        """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read.
+
+        A learning rate that is a tensor changes in place, so it is read.
+        """
         self._grad_norm = grad_norm
-        self.learning_rate = learning_rate
+        self.learning_rate = float(learning_rate)
         self.recent_steps += 1
 
     def take(self) -> dict[str, float]:

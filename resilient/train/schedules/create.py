@@ -11,6 +11,7 @@ from resilient.errors import ConfigError
 from resilient.train.arguments.words import did_you_mean
 from resilient.train.schedules.deepspeed import RateLR, scheduler_block, warmup_by_deepspeed
 from resilient.train.schedules.metric import FED
+from resilient.train.schedules.rates import set_rate
 from resilient.train.schedules.shapes import SHAPES, Span
 from resilient.train.state import absolute_steps
 
@@ -89,13 +90,13 @@ def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None
     A closed form is set to the rate it has at this step; any other scheduler keeps the rates
     that the optimizer has now.
     """
-    rates = [group["lr"] for group in optimizer.param_groups]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     new.load_state_dict(old.state_dict())
     if isinstance(new, LambdaLR):
         bases = [1.0] * len(rates) if isinstance(new, RateLR) else new.base_lrs
         rates = [
-            base * factor(new.last_epoch)
+            float(base) * factor(new.last_epoch)
             for base, factor in zip(bases, new.lr_lambdas, strict=True)
         ]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        set_rate(group, rate)

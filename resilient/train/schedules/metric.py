@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resilient.errors import ConfigError
+from resilient.train.schedules.rates import as_they_were
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,25 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
             "the schedule `greedy` is that of Transformers, which is not installed or too old",
             hint="pip install 'transformers>=5.2'",
         ) from error
-    return GreedyLR(optimizer, **options)
+
+    class KeepingTensors(GreedyLR):
+        """It puts numbers where an optimizer that compiles its step has tensors."""
+
+        def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+            super().__init__(optimizer, **options)
+            self._init_lrs = list(map(float, self._init_lrs))
+            self._last_lr = list(map(float, self._last_lr))
+
+        def step(self, metrics: float, epoch: int | None = None) -> None:
+            with as_they_were(self.optimizer):
+                super().step(metrics, epoch)
+            self._last_lr = list(map(float, self._last_lr))
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            with as_they_were(self.optimizer):
+                super().load_state_dict(state_dict)
+
+    return KeepingTensors(optimizer, **options)
 
 
 FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
@@ -49,7 +68,8 @@ FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
 
 def is_fed_by_metric(scheduler: object) -> bool:
     """Say whether the scheduler's ``step`` takes a metric."""
-    return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
+    kinds = {kind.__name__ for kind in type(scheduler).__mro__}
+    return not kinds.isdisjoint({"ReduceLROnPlateau", "GreedyLR"})
 
 
 def require_evaluations(args: TrainingArguments, scheduler: object) -> None:

@@ -35,9 +35,8 @@ PACKAGES = {
     "schedule_free_radam": "schedulefree",
     "schedule_free_sgd": "schedulefree",
 }
-# Their steps are kernels for CUDA, or are compiled for minutes.
+# Their steps are kernels for CUDA.
 ON_GPU = {"galore_adamw_8bit"}
-SLOW = {"adamw_torch_4bit", "adamw_torch_8bit"}
 MORE = {
     "galore_adamw": {"optim_args": "rank=2,update_proj_gap=3"},
     "galore_adafactor": {"optim_args": "rank=2,update_proj_gap=3"},
@@ -100,12 +99,20 @@ def end_of(folder, deaths, options):
     return trainer.model.state_dict(), parts
 
 
+@pytest.fixture
+def eager():
+    """Have nothing compiled."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @pytest.mark.filterwarnings(
     "ignore:Paged optimizers are not supported on CPU",
     "ignore:This implementation of AdamW is deprecated:FutureWarning",
     "ignore:.*torch.cuda.amp.autocast.*:FutureWarning",
 )
 @pytest.mark.parametrize(("optimizer", "schedule", "covers"), list(pairs()))
+@pytest.mark.usefixtures("eager")
 def test_an_interrupted_run_equals_an_unbroken_one(request, tmp_path, optimizer, schedule, covers):
     everything = request.config.getoption("--matrix")
     if not (covers or everything):
@@ -114,8 +121,6 @@ def test_an_interrupted_run_equals_an_unbroken_one(request, tmp_path, optimizer,
         pytest.skip(f"{module_of(optimizer)} is not installed")
     if optimizer in ON_GPU and not torch.cuda.is_available():
         pytest.skip("its kernels are CUDA's")
-    if optimizer in SLOW and not everything:
-        pytest.skip("it compiles its step: make matrix")
     options = options_of(optimizer, schedule)
     model, parts = end_of(tmp_path, [], options)
     broken, repaired = end_of(tmp_path, [5, 7], options)
