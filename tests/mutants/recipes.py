@@ -120,13 +120,13 @@ MUTANTS = [
         "resilient/train/schedules/rates.py",
         '        group["lr"].fill_(rate)',
         '        group["lr"] = rate',
-        MATRIX,
+        "tests/unit/train/test_rates.py",
     ),
     Mutant(
         "a learning rate that is a tensor is logged as one",
         "resilient/train/measures/meters.py",
         "self.learning_rate = float(learning_rate)",
         "self.learning_rate = learning_rate  # type: ignore[assignment]",
-        MATRIX,
+        f"{MATRIX} -k adamw_torch_8bit",
     ),
 ]

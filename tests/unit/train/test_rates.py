@@ -1,0 +1,61 @@
+"""Learning rates that are tensors, as an optimizer has them that compiles its step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from resilient.train.schedules.create import carry_over
+from resilient.train.schedules.metric import greedy, is_fed_by_metric, plateau
+
+
+def tensor_rate():
+    """Return an optimizer with such a rate, and the tensor."""
+    rate = torch.tensor(0.5)
+    return SGD([torch.nn.Parameter(torch.ones(1))], lr=rate), rate
+
+
+@pytest.mark.parametrize("make", [greedy, plateau])
+def test_a_schedule_that_follows_a_metric_changes_the_tensor_in_place(make):
+    pytest.importorskip("transformers")
+    optimizer, rate = tensor_rate()
+    scheduler = make(optimizer, patience=0, factor=0.5)
+    assert is_fed_by_metric(scheduler)
+
+    for metric in (1.0, 2.0, 3.0):
+        scheduler.step(metric)
+
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert 0 < float(rate) < 0.5
+
+
+def test_a_greedy_schedule_goes_on_with_the_same_tensor_and_numbers():
+    pytest.importorskip("transformers")
+    old, _ = tensor_rate()
+    before = greedy(old, patience=0, factor=0.5)
+    for metric in (1.0, 2.0, 3.0):
+        before.step(metric)
+    optimizer, rate = tensor_rate()
+    scheduler = greedy(optimizer, patience=0, factor=0.5)
+
+    saved = before.state_dict()
+    scheduler.load_state_dict(saved)
+
+    assert all(isinstance(one, float) for one in (*saved["_last_lr"], *saved["_init_lrs"]))
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == float(old.param_groups[0]["lr"])
+
+
+def test_a_schedule_of_another_length_keeps_the_tensor():
+    optimizer, rate = tensor_rate()
+    short = LambdaLR(optimizer, lambda step: 1 - step / 4)
+    optimizer.step()
+    short.step()
+    long = LambdaLR(optimizer, lambda step: 1 - step / 8)
+
+    carry_over(short, long, optimizer)
+
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.5 * 7 / 8)
