@@ -29,6 +29,7 @@ def pytest_addoption(parser):
         default=400,
         help="how many spoiled inputs each reader gets (make fuzz takes more)",
     )
+    parser.addoption("--kinds", default="", help="the strategies to train under, with commas")
     parser.addoption("--matrix", action="store_true", help="every optimizer with every schedule")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
 

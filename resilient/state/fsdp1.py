@@ -9,6 +9,8 @@ theirs. ``tests/process/test_resharding.py`` proves it.
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.state_dict import (
@@ -18,12 +20,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from resilient.state.optimizer import matched_groups, require_same_names
 from resilient.state.tree import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
+
+
+@contextmanager
+def _deprecated_inside() -> Iterator[None]:
+    """Return a context in which torch may call what torch itself has deprecated."""
+    with warnings.catch_warnings():
+        for said in ("`_get_pg_default_device` will be deprecated", "Multiple backends are regis"):
+            warnings.filterwarnings("ignore", message=said)
+        yield
 
 
 class Fsdp1Model:
@@ -65,7 +77,8 @@ class Fsdp1Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
         fresh = not self._optimizer.state
-        found = get_optimizer_state_dict(self._model, self._optimizer)
+        with _deprecated_inside():
+            found = get_optimizer_state_dict(self._model, self._optimizer)
         if fresh:
             # To have something to name, torch made a step of nothing, which must not count.
             self._optimizer.state.clear()
@@ -88,15 +101,21 @@ class Fsdp1Optimizer:
         """Give each parameter the state saved under its name.
 
         Raises:
-            RuntimeError: the saved names are not this optimizer's.
-            ValueError: the saved groups are not.
+            ValueError: the saved names or groups are not this optimizer's.
         """
         self._layout = {}
+        own = self.state_dict()["param_groups"]
+        names = [group["params"] for group in own]
+        require_same_names(
+            (name for group in state_dict["param_groups"] for name in group["params"]),
+            [name for group in names for name in group],
+        )
+        groups = matched_groups(names, state_dict["param_groups"])
         if state_dict["state"]:
-            set_optimizer_state_dict(self._model, self._optimizer, dict(state_dict))
+            taken: dict[str, Any] = {"state": dict(state_dict["state"]), "param_groups": groups}
+            with _deprecated_inside():
+                set_optimizer_state_dict(self._model, self._optimizer, taken)
             return
         self._optimizer.state.clear()
-        for group, saved in zip(
-            self._optimizer.param_groups, state_dict["param_groups"], strict=True
-        ):
+        for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
             group.update({name: one for name, one in saved.items() if name != "params"})

@@ -119,17 +119,28 @@ def matched_groups(
 ) -> list[dict[str, Any]]:
     """Return the saved group of each of one's own, matched by the names of its parameters.
 
+    Parameters may be grouped otherwise where that makes no difference: groups that are told the
+    same are like one.
+
     Args:
         names: of the parameters of each own group.
         saved: groups whose ``params`` are names.
 
     Raises:
-        ValueError: parameters were grouped otherwise.
+        ValueError: parameters were grouped otherwise, and told different things.
     """
-    by_names = {frozenset(group["params"]): group for group in saved}
-    groups = []
-    for own in names:
-        if frozenset(own) not in by_names:
-            raise ValueError(f"parameters are grouped otherwise: {sorted(own)[:3]}")
-        groups.append(dict(by_names[frozenset(own)]))
-    return groups
+    return [_group_of(list(own), saved) for own in names]
+
+
+def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the saved group of some parameters, or what several have in common."""
+    found = [group for group in saved if not set(names).isdisjoint(group["params"])]
+    for group in found:
+        if set(group["params"]) == set(names):
+            return dict(group)
+    told = [{key: one for key, one in group.items() if key != "params"} for group in found]
+    held = {name for group in found for name in group["params"]}
+    if not found or set(names) - held or any(one != told[0] for one in told):
+        raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
+    # Cut otherwise, and told the same: each parameter goes on as it was.
+    return {**told[0], "params": names}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -27,7 +28,6 @@ from resilient.strategies.strategy import bind_plainly
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
@@ -169,6 +169,8 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
         own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
         by_class = type(module).__name__ in classes
         by_size = 0 < options.min_num_params <= sum(own.values())
+        # Lists of modules are never called, so nothing would gather what they hold.
+        by_size = by_size and not isinstance(module, nn.ModuleList | nn.ModuleDict)
         if module is not model and own and (by_class or by_size) and _is_alone(module, uses):
             units.append(module)
             taken |= set(own)

@@ -101,6 +101,9 @@ def read_fsdp(
         ConfigError: a word, key or value is unknown, they contradict each other, or FSDP cannot.
     """
     told = {**given, **_words(fsdp), **_config(_read(config))}
+    if told.pop("one_dtype", False) and told.get("version") == 1:
+        # What accelerate makes of one name for all of them.
+        told["dtypes"] = told["dtypes"]._replace(buffer=told["dtypes"].param)
     policy = told.pop("auto_wrap_policy", None)
     if policy == "no_wrap":
         told |= {"layer_classes": (), "min_num_params": 0, "wrap": False}
@@ -156,24 +159,41 @@ def _config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(options: FsdpOptions) -> None:
+    """Refuse what the version asked for does not do.
+
+    Raises:
+        ConfigError: names the version that does.
+    """
+    told: dict[str, tuple[Any, str]] = _not_in_2(options)
     if options.version == 1:
-        raise _refused("version", 1, "write 2")
+        told = _not_in_1(options)
+    for name, (value, why) in told.items():
+        raise _refused(name, value, why)
+
+
+def _not_in_1(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
+    output = options.dtypes.output
+    why = "FSDP1 leaves outputs as they are: leave it out, or write version=2"
+    return {} if output is None else {"output_dtype": (output, why)}
+
+
+def _not_in_2(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
+    told: dict[str, tuple[Any, str]] = {}
     if not options.use_orig_params:
-        raise _refused(
-            "use_orig_params", value=False, accepted="FSDP2 flattens nothing: write version=1"
-        )
+        told["use_orig_params"] = False, "FSDP2 flattens nothing: write version=1"
     if options.backward_prefetch == "backward_post":
-        raise _refused(
-            "backward_prefetch",
+        told["backward_prefetch"] = (
             options.backward_prefetch,
             "FSDP2 gathers before or not at all: write backward_pre, no_prefetch or version=1",
         )
     if options.dtypes.buffer not in (None, "float32"):
-        raise _refused(
-            "buffer_dtype",
+        told["buffer_dtype"] = (
             options.dtypes.buffer,
             "FSDP2 leaves buffers alone: convert them in the model, or write version=1",
         )
+    if not options.limit_all_gathers:
+        told["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"
+    return told
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -234,7 +254,8 @@ def _prefetch(name: str, value: Any) -> dict[str, Any]:
 
 def _precision(name: str, value: Any) -> dict[str, Any]:
     """Return the dtypes that a dict, or one name for all of them, says."""
-    if isinstance(value, str):
+    is_one = isinstance(value, str)
+    if is_one:
         value = {"param_dtype": value, "reduce_dtype": value, "output_dtype": None}
     known = [f"{one}_dtype" for one in Dtypes._fields]
     dtypes: dict[str, str | None] = {}
@@ -245,7 +266,7 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
         dtypes[key.removesuffix("_dtype")] = (
             None if dtype is None else DTYPES[_one_of(f"{name}.{key}", word, DTYPES)]
         )
-    return {"dtypes": Dtypes(**dtypes)}
+    return {"dtypes": Dtypes(**dtypes), "one_dtype": is_one}
 
 
 def _asks_nothing(*accepted: str, why: str) -> Callable[[str, Any], dict[str, Any]]:

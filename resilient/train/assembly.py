@@ -28,6 +28,7 @@ from resilient.train.parallel import strategy_for
 from resilient.train.passes import pipeline_for
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
+from resilient.train.schedules.state import ScheduleState
 from resilient.train.session import place_of
 from resilient.world.gang import say_farewell
 
@@ -173,7 +174,10 @@ def deal_of(hooks: TrainerHooks) -> Deal:
 def _stepping(updates: Updates, scheduler: LRScheduler) -> dict[str, Part]:
     """Return the parts that count with each step."""
     scaler = updates.scaler
-    return {"scheduler": _part(scheduler), **({"scaler": _part(scaler)} if scaler else {})}
+    return {
+        "scheduler": Part(ScheduleState(scheduler)),
+        **({"scaler": _part(scaler)} if scaler else {}),
+    }
 
 
 def restore(
@@ -227,7 +231,7 @@ def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: Callba
         old, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned, run.optimizer)
         schedules.carry_over(old, run.scheduler, run.optimizer)
-        run.saver.parts["scheduler"] = _part(run.scheduler)
+        run.saver.parts["scheduler"] = Part(ScheduleState(run.scheduler))
     callbacks.context |= {
         "optimizer": run.optimizer,
         "lr_scheduler": run.scheduler,

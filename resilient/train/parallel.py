@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.detour import detour_of
 from resilient.strategies.meshes import PLAN, mesh_sizes, tensor_size, together_size
 from resilient.strategies.pipeline.options import pipeline_size, read_pipeline
 from resilient.strategies.recomputing import recompute
@@ -18,6 +19,7 @@ from resilient.train.arguments.distribution import (
     syncs_each_batch,
 )
 from resilient.train.model.lowering import to_fp8
+from resilient.train.optimizers.groups import parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,14 +55,7 @@ def strategy_for(
         _refuse_alone(args)
         return SingleStrategy()
     if args.parallelism == "fsdp":
-        # Only sharded training pays for loading torch's part about it.
-        from resilient.strategies.fsdp import FsdpStrategy
-
-        sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
-        options = fsdp_options(args)
-        return FsdpStrategy(
-            device, options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
-        )
+        return _fsdp(args, device, ranks, model)
     mesh_sizes(args.parallelism_config, ranks, shards=False)
     return DdpStrategy(
         device,
@@ -80,6 +75,35 @@ def _refuse_alone(args: TrainingArguments) -> None:
             "`mixed_precision` in fsdp_config needs more than one rank: FSDP does not shard over "
             "one, and its precision would be ignored",
             hint="leave it out and write bf16=True",
+        )
+
+
+def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module) -> Strategy:
+    sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
+    options = fsdp_options(args)
+    options = options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
+    # Only sharded training pays for loading torch's parts about it.
+    if options.version == 1:
+        from resilient.strategies.fsdp1 import Fsdp1Strategy
+
+        if not options.use_orig_params:
+            _refuse_mixed_decay(args, model)
+        return Fsdp1Strategy(device, options)
+    from resilient.strategies.fsdp import FsdpStrategy
+
+    return FsdpStrategy(device, options)
+
+
+def _refuse_mixed_decay(args: TrainingArguments, model: nn.Module) -> None:
+    """Raise if one vector would hold parameters that decay and others that do not."""
+    if detour_of(model) is not None:
+        return
+    decays = {group["weight_decay"] for group in parameter_groups(model, args.weight_decay)}
+    if len(decays) > 1:
+        raise ConfigError(
+            "`use_orig_params`=False flattens weights and biases into one vector, of which only "
+            f"the weights are to decay (`weight_decay`={args.weight_decay})",
+            hint="write use_orig_params=True in fsdp_config, or weight_decay=0",
         )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from resilient.checkpointer import About
 from resilient.errors import ResilientError
+from resilient.strategies.detour import detour_of
 from resilient.train.data.sampling import draw_for_loader
 from resilient.train.data.streams import StreamLoader
 
@@ -84,6 +85,9 @@ class Run:
     @property
     def trained_numbers(self) -> int:
         """How many numbers are trained, whether they are here or not."""
+        detour = detour_of(self.model)
+        if detour is not None:
+            return detour.numbers
         return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
 
     @property

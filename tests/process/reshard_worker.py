@@ -23,19 +23,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from resilient.state.capture import Part
-from resilient.state.fsdp1 import Fsdp1Model, Fsdp1Optimizer
 from resilient.state.optimizer import NamedOptimizer
 from resilient.strategies.ddp import DdpStrategy
+from resilient.strategies.detour import detour_of
 from resilient.strategies.fsdp import FsdpStrategy
+from resilient.strategies.fsdp1 import Fsdp1Strategy
 from resilient.strategies.fsdp_options import FsdpOptions
+from resilient.train.arguments import TrainingArguments
+from resilient.train.model.precision import Precision
 
 CPU = torch.device("cpu")
 LAYOUTS = {1: ["single", "fsdp"], 2: ["ddp", "fsdp", "flat"], 3: ["ddp", "fsdp", "flat"]}
-LAYOUTS[4] = ["ddp", "fsdp", "hybrid", "columns", "grid"]
+LAYOUTS[4] = ["ddp", "fsdp", "hybrid", "columns", "grid", "flat_hybrid"]
 SAVERS = [f"{layout}-{size}" for size, layouts in LAYOUTS.items() for layout in layouts]
 
 
@@ -66,25 +69,27 @@ def grid(model):
     fully_shard(model, mesh=mesh["data"])
 
 
-def flat(model, *, use_orig_params):
-    """FSDP1; device_id keeps it on the CPU."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return FullyShardedDataParallel(
-        model, device_mesh=mesh, device_id=CPU, use_orig_params=use_orig_params
-    )
-
-
 class Flat:
-    """A job over FSDP1, which hides its parameters."""
+    """A job over FSDP1, which hides its parameters: in vectors of its own with three ranks."""
 
-    def __init__(self, seed) -> None:
-        self.inside = Odd(seed)
-        self.model = flat(self.inside, use_orig_params=dist.get_world_size() == 2)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
-        self.parts = {
-            "model": Part(Fsdp1Model(self.model)),
-            "optimizer": Part(Fsdp1Optimizer(self.model, self.optimizer)),
-        }
+    def __init__(self, seed, *, hybrid) -> None:
+        flattens = dist.get_world_size() == 3
+        options = FsdpOptions(
+            version=1,
+            layer_classes=("Linear",),
+            use_orig_params=not flattens,
+            shard_size=2 if hybrid else 0,
+        )
+        strategy = Fsdp1Strategy(CPU, options)
+        inside = strategy.prepare(Odd(seed))
+        self.model = detour_of(inside).wrapper
+        groups = [{"params": list(inside.parameters())}]
+        if not flattens:
+            groups = [{"params": [one]} for one in inside.parameters()]
+        self.optimizer = torch.optim.AdamW(groups, lr=rate_of(seed))
+        self.parts = strategy.bind(
+            inside, self.optimizer, Precision(TrainingArguments(), CPU)
+        ).parts
 
     def give_moments(self):
         named = get_model_state_dict(self.model)
@@ -107,6 +112,8 @@ class Flat:
             ]
         if state.keys() != dict(plain.named_parameters()).keys():
             wrong.append(f"state of {sorted(state)}")
+        if {group["lr"] for group in self.optimizer.param_groups} != {RATE}:
+            wrong.append("groups")
         return wrong
 
 
@@ -128,7 +135,9 @@ class Plain:
 
 
 def job_of(layout, seed):
-    return Flat(seed) if layout == "flat" else Plain(layout, seed)
+    if layout in ("flat", "flat_hybrid"):
+        return Flat(seed, hybrid=layout == "flat_hybrid")
+    return Plain(layout, seed)
 
 
 def build(layout, seed):

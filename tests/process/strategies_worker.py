@@ -25,9 +25,11 @@ import torch.distributed as dist
 from deepspeed_forks import exit_codes, fork_world
 from strategy_kinds import KINDS, worlds_of
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.storage.open import open_store
+from resilient.strategies.detour import detour_of
 from resilient.vault.registry.catalog import committed
 
 STEPS = 6
@@ -35,9 +37,10 @@ SAVE_STEPS = 2
 _HEAVY = (
     *("torch.distributed.pipelining", "resilient.strategies.pipeline.strategy"),
     *("torch.distributed.fsdp", "torch.distributed.tensor", "torch._inductor.compile_fx"),
-    *("resilient.strategies.fsdp", "torch.distributed.algorithms.ddp_comm_hooks"),
+    *("resilient.strategies.fsdp", "resilient.strategies.fsdp1"),
+    "torch.distributed.algorithms.ddp_comm_hooks",
 )
-_COLLECTIVES = ("all_reduce", "reduce_scatter_single", "all_gather_single")
+_COLLECTIVES = ("all_reduce", "reduce_scatter_single", "all_gather_single", "all_gather")
 
 
 class Rows(torch.utils.data.Dataset):
@@ -72,21 +75,37 @@ class Block(nn.Module):
         return hidden + self.drop(self.down(inner))
 
 
+class Shift(nn.Module):
+    """Moves the output by a number that training changes: a buffer, the same on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.zeros(3))
+
+    def forward(self, logits):
+        if self.training:
+            self.by.lerp_(torch.tensor([1.0, 0.0, -1.0], dtype=self.by.dtype), 0.01)
+        return logits + self.by
+
+
 class Tower(nn.Module):
     """Blocks between a first layer and a head; uneven, so that shards are."""
 
-    def __init__(self, *, spare=False, width=10, dropout=0.2) -> None:
+    def __init__(self, kind) -> None:
         super().__init__()
-        self.spare = nn.Linear(2, 2) if spare else None  # never used
+        width = kind.width
+        self.spare = nn.Linear(2, 2) if kind.has_spare else None  # never used
         self.first = nn.Linear(8, width)
-        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(width, kind.dropout) for _ in range(3))
         self.head = nn.Linear(width, 3)
+        self.shift = Shift() if kind.has_buffer else None
 
     def forward(self, x, labels):
         hidden = self.first(x)
         for block in self.blocks:
             hidden = block(hidden)
-        logits = self.head(hidden).float()
+        logits = self.head(hidden)
+        logits = (logits if self.shift is None else self.shift(logits)).float()
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
@@ -117,6 +136,7 @@ class Watch(TrainerCallback):
         self._holds = holds
         self._sent = Sent()
         self.trainer = None
+        self.total = 0
         self._gathered = set()
 
     def on_train_begin(self, args, state, control, /, **context):
@@ -125,7 +145,9 @@ class Watch(TrainerCallback):
 
     def _look(self, block, _inputs, _outputs) -> None:
         if block.training:
-            self._gathered.add(type(block.up.weight).__name__)
+            weight = block.up.weight
+            is_whole = weight.dim() > 1 and not hasattr(weight, "to_local")
+            self._gathered.add("whole" if is_whole else "cut")
 
     def on_step_begin(self, args, state, control, /, **_):
         if self._die_after and state.global_step == self._die_after:
@@ -141,9 +163,11 @@ class Watch(TrainerCallback):
         here = [one for one in model.parameters() if not one.is_meta]
         said = {
             "held": sum(_local(one).numel() for one in here),
-            "total": sum(one.numel() for one in model.parameters()),
+            "total": self.total,
             "moments": sum(
-                _local(one["exp_avg"]).numel() for one in context["optimizer"].state.values()
+                _local(one["exp_avg"]).numel()
+                for one in context["optimizer"].state.values()
+                if "exp_avg" in one
             ),
             "kinds": sorted({type(one).__name__ for one in here}),
             "names": [name for name, one in model.named_parameters() if not one.is_meta],
@@ -158,6 +182,9 @@ class Watch(TrainerCallback):
             "numbers": self._sent.numbers,
             "strategy": _details(model),
             "ddp": _ddp_details(self.trainer.model_wrapped),
+            "flat": _flat_details(model),
+            "scaler": [one.__name__ for one in type(self.trainer.precision.scaler).__mro__],
+            "buffers": sorted({str(one.dtype) for one in model.buffers()}),
         }
         rank = os.environ["RANK"]
         (self._folder / f"seen-{rank}").write_text(json.dumps(said))
@@ -205,6 +232,40 @@ def _details(model):
     }
 
 
+def _flat_details(model):
+    """Return what FSDP1 was told about the first module that is gathered by itself."""
+    detour = detour_of(model)
+    if detour is None:
+        return {}
+    wrapper = detour.wrapper
+    units = {
+        name.replace("_fsdp_wrapped_module.", "").removesuffix("._fsdp_wrapped_module"): one
+        for name, one in wrapper.named_modules()
+        if isinstance(one, FullyShardedDataParallel)
+    }
+    told = [*units.values()][:2][-1]
+    precision = told.mixed_precision
+    return {
+        "units": [name.removeprefix("_fsdp_wrapped_module") for name in units],
+        "sharding_strategy": told.sharding_strategy.name,
+        "backward_prefetch": told.backward_prefetch and told.backward_prefetch.name,
+        "forward_prefetch": told.forward_prefetch,
+        "use_orig_params": told._use_orig_params,
+        "limit_all_gathers": told.limit_all_gathers,
+        "offload": told.cpu_offload.offload_params,
+        "dtypes": [
+            str(getattr(precision, f"{name}_dtype")) for name in ("param", "reduce", "buffer")
+        ],
+        "device": str(told.compute_device),
+        "groups": [
+            dist.get_process_group_ranks(one)
+            for one in (told.process_group, getattr(told, "_inter_node_pg", None))
+            if one is not None
+        ],
+        "numbers": detour.numbers,
+    }
+
+
 def _ddp_details(model):
     """Return what DDP was told, and what its process group was."""
     if not isinstance(model, nn.parallel.DistributedDataParallel):
@@ -236,14 +297,17 @@ def main(folder, ports, kinds):
 
 
 def train(folder, kind, die_after, steps=0):
-    warnings.simplefilter("ignore")
+    # FSDP1 is old, and torch warns of ways to use it.
+    warnings.simplefilter("error" if KINDS[kind].version == 1 else "ignore")
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     torch.manual_seed(int(os.environ["RANK"]))  # all begin as rank 0 all the same
     folder.mkdir(exist_ok=True)
     watch = Watch(folder, die_after, f"{kind}-{steps}" if steps else "")
+    model = Tower(KINDS[kind])
+    watch.total = sum(one.numel() for one in model.parameters())
     trainer = Trainer(
-        Tower(spare=KINDS[kind].has_spare, width=KINDS[kind].width, dropout=KINDS[kind].dropout),
+        model,
         TrainingArguments(
             **{
                 "output_dir": str(folder),

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 DIE_AFTER = 4
-CARRIED = "from-tp-to-ddp"
+# Folder -> the kind that is killed there, and the one that goes on.
+CARRIED = {"from-tp-to-ddp": ("tp_fsdp", "ddp"), "from-flat-to-ddp": ("flat", "ddp")}
+CARRIED["from-ddp-to-flat"] = ("ddp", "flat_grad_op")
 # Folder -> the kinds that train there in turn, each to a step of its own, from what is there.
 MOVES = {
     "from-pipeline": [("pp_still", 2), ("one", 2), ("still", 4), ("pp_still", 6)],
@@ -31,6 +33,8 @@ class Kind:
         dropout: of the model.
         rows: of the data.
         has_spare: whether a layer of the model is never used.
+        version: of FSDP.
+        has_buffer: whether training changes a buffer of the model.
         in_ci: whether it runs outside of `make matrix`.
     """
 
@@ -47,6 +51,12 @@ class Kind:
     dropout: float = 0.2
     like: str = "ddp"
     rows: int = 96
+    version: int = 2
+    has_buffer: bool = False
+
+
+def fsdp1(mode="full_shard auto_wrap", **told):
+    return replace(fsdp(mode, version=1, **told), version=1)
 
 
 def fsdp(
@@ -178,6 +188,35 @@ KINDS = {
     "fsdp_fp16": fsdp(
         args={"fp16": True, "activation_checkpointing": True}, is_exact=False, in_ci=True
     ),
+    "flat": fsdp1(in_ci=True, limit_all_gathers=False, backward_prefetch="backward_post"),
+    "flat_grad_op": fsdp1(
+        "shard_grad_op offload auto_wrap",
+        forward_prefetch=True,
+        backward_prefetch="no_prefetch",
+        use_orig_params=False,
+        in_ci=True,
+        **BY_SIZE,
+    ),
+    "flat_hybrid": fsdp1("hybrid_shard auto_wrap", ranks=4, shard_size=2, in_ci=True),
+    "flat_zero2": fsdp1(
+        "hybrid_shard_zero2", ranks=4, shard_size=2, use_orig_params=False, is_exact=False
+    ),
+    "flat_mixed": replace(
+        fsdp1(
+            mixed_precision={**MIXED, "buffer_dtype": "bf16"},
+            activation_checkpointing=True,
+            is_exact=False,
+            in_ci=True,
+        ),
+        has_buffer=True,
+    ),
+    "flat_bf16": fsdp1(args={"bf16": True}, is_exact=False),
+    "flat_fp16": fsdp1(args={"fp16": True}, is_exact=False, in_ci=True),
+    "flat_fp8": replace(fsdp1(args={**FP8, "bf16": True}, is_exact=False), width=16),
+    **{
+        f"flat_{optim}": fsdp1(args={"optim": optim}, is_exact=False)
+        for optim in ("sgd", "adagrad", "rmsprop", "lion")
+    },
     "tp": Kind(
         {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}}, strategy="tp", is_exact=False
     ),
@@ -219,14 +258,19 @@ def worlds_of(kinds):
 
     A world that trains to the end is given no number of steps.
     """
-    carried = [(CARRIED, "tp_fsdp", DIE_AFTER), (CARRIED, "ddp", 0)]
+    carried = [
+        life
+        for folder, (first, second) in CARRIED.items()
+        if first in kinds and second in kinds
+        for life in ((folder, first, DIE_AFTER), (folder, second, 0))
+    ]
     moved = [(folder, kind, 0, steps) for folder, moves in MOVES.items() for kind, steps in moves]
     lives = (("unbroken", 0), ("killed", DIE_AFTER), ("killed", 0))
     worlds = [
         (f"{kind}-{end}", kind, die_after)
         for kind in kinds
         for end, die_after in (lives if is_killed(kind, kinds) else lives[:1])
-    ] + (carried if "tp_fsdp" in kinds else [])
+    ] + carried
     return [(*one, 0) for one in worlds] + (moved if "pp_ddp" in kinds else [])
 
 

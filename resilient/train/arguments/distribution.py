@@ -28,6 +28,8 @@ _REPLICAS = (
     *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
     *("ddp_static_graph", "ddp_comm_hook"),
 )
+# Optimizers that treat each number by itself, so that they need not know where it is.
+_BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
 # Keys of accelerate's configuration -> what is done here; any other value is refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -173,12 +175,39 @@ def check_distribution(args: TrainingArguments) -> None:
                 f"`{name}` is given and `parallelism`={args.parallelism!r}: leave one of them "
                 f"out, or write parallelism={strategy!r}"
             )
-    fsdp_options(args)
+    if fsdp_options(args).version == 1:
+        _check_flat(args)
     recomputing(args)
     check_compression(compression_of(args))
     _check_mesh(args)
     _check_pipeline(args)
     _check_ddp(args)
+
+
+def _check_flat(args: TrainingArguments) -> None:
+    """Refuse what goes wrong where parameters are flat shards (FSDP1).
+
+    Raises:
+        ConfigError: names it.
+    """
+    told = {
+        "optim": (
+            args.optim not in _BY_ELEMENT,
+            f"looks at whole tensors ({', '.join(_BY_ELEMENT)} do not)",
+        ),
+        "torch_compile": (args.torch_compile, "would compile what is gathered inside"),
+        "parallelism_config": (
+            together_size(args.parallelism_config) > 1,
+            "cuts what would be flat",
+        ),
+    }
+    for name, (is_told, why) in told.items():
+        if is_told:
+            value = getattr(args, name)
+            raise ConfigError(
+                f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {why}",
+                hint="leave it out, or write version=2 in fsdp_config",
+            )
 
 
 def _check_mesh(args: TrainingArguments) -> None:

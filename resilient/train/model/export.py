@@ -8,6 +8,7 @@ import torch
 
 from resilient.state.stage import pack
 from resilient.storage.local import LocalStore
+from resilient.strategies.detour import detour_of, stateful_of
 from resilient.strategies.pipeline.known import pipeline_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     pipelined = pipeline_of(model)
-    for name, one in model.state_dict().items():
+    for name, one in stateful_of(model).state_dict().items():
         if pipelined is not None and torch.is_tensor(one):
             whole = pipelined.gathered(name, one)
         else:
@@ -46,9 +47,9 @@ def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
 
 def is_sharded(model: nn.Module) -> bool:
     """Say whether a parameter is spread over ranks, or is on others."""
-    return pipeline_of(model) is not None or any(
-        hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters()
-    )
+    if detour_of(model) is not None or pipeline_of(model) is not None:
+        return True
+    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in model.parameters())
 
 
 def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:

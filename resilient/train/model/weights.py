@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
+from resilient.strategies.detour import stateful_of
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.vault.registry.catalog import resolve
 from resilient.world.agreement import agree
@@ -65,7 +66,7 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
     try:
         wanted = next(one for one in checkpointer.committed() if one.folder == folder)
         pipelined = pipeline_of(model)
-        part = Part(model) if pipelined is None else pipelined.part()
+        part = Part(stateful_of(model)) if pipelined is None else pipelined.part()
         checkpointer.load_part(wanted, "model", part)
     finally:
         checkpointer.close()

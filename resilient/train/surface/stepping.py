@@ -52,7 +52,7 @@ class LossHooks:
     train_sampler: ResumableSampler | None = None
     _told_unused: bool = False
     _counts_parameters: bool = False
-    _parameters: int | None = None
+    _parameters: int = 0
 
     def compute_loss(
         self,
@@ -172,9 +172,6 @@ class LossHooks:
         """
         if not self._counts_parameters:
             return 0
-        if self._parameters is None:
-            count: Any = self.model.num_parameters
-            self._parameters = int(count(exclude_embeddings=True))
         return transformer_flos(self.model, self._parameters, inputs)
 
     @property
@@ -189,11 +186,12 @@ class LossHooks:
             self.model, self.args.label_smoothing_factor
         )
         self.model_accepts_loss_kwargs = losses.accepts_loss_kwargs(self.model)
-        count = getattr(self.model, "num_parameters", None)
-        self._parameters = None
+        count: Any = getattr(self.model, "num_parameters", None)
         self._counts_parameters = (
             callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
         )
+        # Now: of a model in flat shards none knows its size any more.
+        self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
 
     def require_counting(self) -> None:
         """Refuse overrides that cannot be given a count which the model needs.

@@ -51,9 +51,24 @@ def test_other_parameters_or_groups_are_refused():
     other, fresh = trained(["a", "x"])
     with pytest.raises(ValueError, match=r"parameters differ: b\.bias"):
         NamedOptimizer(other, fresh).load_state_dict(saved)
-    regrouped = torch.optim.AdamW([{"params": [one]} for one in model.parameters()])
+    model, optimizer = trained(["a", "b"], groups=2)
+    optimizer.param_groups[1]["weight_decay"] = 0.7
+    saved = NamedOptimizer(model, optimizer).state_dict()
+    regrouped = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="grouped otherwise"):
         NamedOptimizer(model, regrouped).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+def test_groups_that_are_told_the_same_may_be_cut_otherwise(before, after):
+    model, optimizer = trained(["a", "b"], groups=before)
+    saved = NamedOptimizer(model, optimizer).state_dict()
+    own = list(model.parameters())
+    fresh = torch.optim.AdamW([{"params": own[nth::after]} for nth in range(after)], lr=1.0)
+    NamedOptimizer(model, fresh).load_state_dict(saved)
+    expected, found = moments(model, optimizer), moments(model, fresh)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [group["lr"] for group in fresh.param_groups] == [0.1] * after
 
 
 def test_an_optimizer_of_another_model_is_a_configuration_error():

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from resilient.errors import ConfigError
+from resilient.strategies.fsdp1 import Fsdp1Strategy
 from resilient.strategies.fsdp_options import Dtypes, FsdpOptions, read_fsdp
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.distribution import fsdp_options
+
+FLAT = {"fsdp": True, "fsdp_config": {"version": 1}}
 
 
 def read(fsdp=True, **config):
@@ -51,6 +55,20 @@ def test_words_of_the_field_are_understood(words, expected):
             FsdpOptions(dtypes=Dtypes("bfloat16", "float32")),
         ),
         ({"mixed_precision": "fp16"}, FsdpOptions(dtypes=Dtypes("float16", "float16"))),
+        ({"fsdp_version": "1"}, FsdpOptions(version=1)),
+        ({"version": 1, "use_orig_params": "false"}, FsdpOptions(version=1, use_orig_params=False)),
+        (
+            {"version": 1, "backward_prefetch": "BACKWARD_POST", "limit_all_gathers": False},
+            FsdpOptions(version=1, backward_prefetch="backward_post", limit_all_gathers=False),
+        ),
+        (
+            {"version": 1, "mixed_precision": {"buffer_dtype": "bf16"}},
+            FsdpOptions(version=1, dtypes=Dtypes(buffer="bfloat16")),
+        ),
+        (
+            {"mixed_precision": "bf16", "version": 1},
+            FsdpOptions(version=1, dtypes=Dtypes("bfloat16", "bfloat16", "bfloat16")),
+        ),
         ({"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}, FsdpOptions(wrap=True)),
         ({"auto_wrap_policy": "NO_WRAP", "min_num_params": 3}, FsdpOptions()),
         ({"state_dict_type": "FULL_STATE_DICT", "xla": False}, FsdpOptions()),
@@ -70,11 +88,19 @@ def test_keys_of_the_config_are_understood(config, expected):
         (True, {"min_num_params": "many"}, "a whole number"),
         (True, {"forward_prefetch": "perhaps"}, "True or False"),
         (True, {"backward_prefetch": "backward_pre_"}, "did you mean `backward_pre`"),
-        (True, {"backward_prefetch": "backward_post"}, "FSDP2 gathers before"),
-        (True, {"use_orig_params": "false"}, "FSDP2 flattens nothing"),
+        (True, {"backward_prefetch": "backward_post"}, "FSDP2 gathers before.* version=1"),
+        (True, {"use_orig_params": "false"}, "FSDP2 flattens nothing: write version=1"),
+        (True, {"limit_all_gathers": False}, "FSDP2 limits them always: write version=1"),
+        (True, {"version": 3}, "use one of 1, 2"),
+        (
+            True,
+            {"version": 1, "mixed_precision": {"output_dtype": "bf16"}},
+            "FSDP1 leaves outputs as they are.* version=2",
+        ),
+        (True, {"version": 1, "sharding_strategy": "NO_SHARD"}, 'parallelism="ddp"'),
         (True, {"mixed_precision": {"param_dtype": "fp8"}}, "use one of fp32"),
         (True, {"mixed_precision": {"params": "bf16"}}, "param_dtype"),
-        (True, {"mixed_precision": {"buffer_dtype": "bf16"}}, "leaves buffers alone"),
+        (True, {"mixed_precision": {"buffer_dtype": "bf16"}}, "leaves buffers alone.* version=1"),
         (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "say `min_num_params`"),
         (True, {"xla": True}, "torch_xla"),
         (True, {"sync_module_states": False}, "always"),
@@ -115,8 +141,17 @@ def test_the_config_wins_over_arguments_of_their_own():
         ({"fsdp": True, "parallelism": "deepspeed"}, "`fsdp` is given"),
         ({"fsdp_config": {"shard_size": 2}}, "write parallelism='fsdp'"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, "torch_xla"),
+        ({**FLAT, "optim": "adafactor"}, "`optim`='adafactor' with FSDP1.* whole tensors"),
+        ({**FLAT, "torch_compile": True}, "`torch_compile`=True with FSDP1"),
+        ({**FLAT, "parallelism_config": {"tp_size": 2}}, "`parallelism_config`=.* with FSDP1"),
     ],
 )
 def test_arguments_that_contradict_are_refused_at_once(arguments, said):
     with pytest.raises(ConfigError, match=said):
         TrainingArguments(**arguments)
+
+
+@pytest.mark.parametrize(("kind", "offloads"), [("cuda:0", True), ("cpu", False)])
+def test_what_is_in_host_memory_is_not_brought_there(kind, offloads):
+    strategy = Fsdp1Strategy(torch.device(kind), FsdpOptions(version=1, cpu_offload=True))
+    assert strategy.offload().offload_params is offloads

@@ -51,6 +51,12 @@ def test_a_module_with_enough_parameters_of_its_own_is_a_unit():
     assert units(Tied(), min_num_params=1000) == []
 
 
+def test_a_list_of_modules_is_none_as_nobody_calls_it():
+    small = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    assert units(nn.Sequential(small), min_num_params=30) == []
+    assert units(nn.Sequential(nn.Sequential(*small)), min_num_params=30) == ["0"]
+
+
 def test_a_class_that_is_not_in_the_model_is_refused():
     with pytest.raises(ConfigError, match=r"no module of the model is a Stem; it has Block, "):
         units(Tied(), layer_classes=("Stem",))

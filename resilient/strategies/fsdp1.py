@@ -1,0 +1,245 @@
+"""Parameters in flat vectors, one for each module that is gathered by itself: torch's FSDP1."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import CustomPolicy
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from resilient.errors import ConfigError
+from resilient.state.capture import Part
+from resilient.state.fsdp1 import Fsdp1Model, Fsdp1Optimizer
+from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.detour import Detour, detour_of, named_in
+from resilient.strategies.fsdp import data_mesh, dtype_of, refuse_scalars, units_of
+from resilient.strategies.strategy import Bound
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.strategies.fsdp_options import FsdpOptions
+    from resilient.strategies.strategy import Updates
+
+# (dimensions of the mesh, whether gathered parameters are freed after the forward pass).
+_STRATEGIES = {
+    (1, True): ShardingStrategy.FULL_SHARD,
+    (1, False): ShardingStrategy.SHARD_GRAD_OP,
+    (2, True): ShardingStrategy.HYBRID_SHARD,
+    (2, False): ShardingStrategy._HYBRID_SHARD_ZERO2,  # noqa: SLF001 - its only name
+}
+_PREFETCH = {
+    "backward_pre": BackwardPrefetch.BACKWARD_PRE,
+    "backward_post": BackwardPrefetch.BACKWARD_POST,
+    "no_prefetch": None,
+}
+# torch keeps batch norms in whole precision and says so; that is what it should do.
+_NORMS_STAY_WHOLE = "Both mixed precision and an auto_wrap_policy were specified"
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp1Strategy:
+    """FSDP1; shards are cut from what rank 0 holds. What a unit is: as of ``FsdpStrategy``.
+
+    The process groups are those of the mesh: the ranks that hold the model together, and with
+    hybrid sharding those that hold the same shard.
+
+    Attributes:
+        device: where this rank computes, for FSDP1's ``device_id`` too.
+        options: how the model is sharded.
+    """
+
+    device: torch.device
+    options: FsdpOptions
+    name: str = "fsdp"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Shard the model in place and return it; optimizers are built after this. Collective.
+
+        Raises:
+            ConfigError: a class of ``layer_classes`` is nowhere in the model, a parameter is a
+                scalar, parameters of one vector differ in what is to be trained, or ranks cannot
+                be cut so.
+        """
+        if detour_of(model) is not None:
+            return model
+        refuse_scalars(model)
+        units = units_of(model, self.options)
+        if not self.options.use_orig_params:
+            _refuse_frozen_parts(model, units)
+        broadcast([*model.parameters(), *model.buffers()])
+        named = named_in(model)
+        wrapper = self._wrap(model, units)
+        wrapper.register_forward_pre_hook(begin_with_rank_0)
+        Detour(model, wrapper, named)
+        return model
+
+    def _wrap(self, model: nn.Module, units: Sequence[nn.Module]) -> FullyShardedDataParallel:
+        options, chosen = self.options, {id(one) for one in units}
+        mesh = data_mesh(self.device, options)
+        if mesh.shape[-1] == 1:
+            raise ConfigError(
+                "`shard_size`=1 shards nothing: leave it out, or write parallelism='ddp'"
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NORMS_STAY_WHOLE)
+            return FullyShardedDataParallel(
+                model,
+                device_mesh=mesh,
+                sharding_strategy=_STRATEGIES[mesh.ndim, options.reshard_after_forward],
+                cpu_offload=self.offload(),
+                auto_wrap_policy=CustomPolicy(lambda one: id(one) in chosen),
+                backward_prefetch=_PREFETCH[options.backward_prefetch],
+                forward_prefetch=options.forward_prefetch,
+                mixed_precision=self._precision(),
+                device_id=self.device,
+                limit_all_gathers=options.limit_all_gathers,
+                use_orig_params=options.use_orig_params,
+            )
+
+    def offload(self) -> CPUOffload:
+        """Return whether shards wait in host memory, which on a CPU they do anyway.
+
+        There torch would pin that memory for a GPU that is not there, and fail.
+        """
+        return CPUOffload(offload_params=self.options.cpu_offload and self.device.type != "cpu")
+
+    def _precision(self) -> MixedPrecision | None:
+        dtypes = self.options.dtypes
+        if not any(dtypes):
+            return None
+        return MixedPrecision(
+            dtype_of(dtypes.param), dtype_of(dtypes.reduce), dtype_of(dtypes.buffer)
+        )
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the sharded model and what makes its steps.
+
+        Raises:
+            ConfigError: the optimizer was made before the model was sharded.
+        """
+        detour = cast("Detour", detour_of(model))
+        wrapper = cast("FullyShardedDataParallel", detour.wrapper)
+        own = {id(one) for one in model.parameters()}
+        if any(id(one) not in own for group in optimizer.param_groups for one in group["params"]):
+            raise ConfigError(
+                "the optimizer holds parameters that FSDP1 has made flat since it was built",
+                hint="leave it to the trainer, make it in create_optimizer, or write "
+                "use_orig_params=True in fsdp_config",
+            )
+        parts = {
+            "model": Part(Fsdp1Model(wrapper)),
+            "optimizer": Part(Fsdp1Optimizer(wrapper, optimizer)),
+        }
+        return Bound(model, FlatUpdates(updates, wrapper), parts)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model itself: its calls take a detour."""
+        return model
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Return a context in which gradients stay whole on each rank, and are not reduced."""
+        wrapper = cast("FullyShardedDataParallel", cast("Detour", detour_of(model)).wrapper)
+        with wrapper.no_sync():
+            yield
+
+    def align(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
+        broadcast_buffers(model)
+
+
+class _Scaler(ShardedGradScaler):
+    """torch's, with fused optimizers too: they take a number, and it gives them a vector of one."""
+
+    def _unscale_grads_(
+        self,
+        optimizer: Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> dict[torch.device, torch.Tensor]:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf.squeeze(), allow_fp16)
+
+
+class FlatUpdates:
+    """Steps over flat shards, of which each rank sees its own.
+
+    Args:
+        plain: how one process alone would make its steps.
+        wrapper: the outermost one.
+    """
+
+    def __init__(self, plain: Updates, wrapper: FullyShardedDataParallel) -> None:
+        self._plain = plain
+        self._device: torch.device = cast("torch.device", wrapper.compute_device)
+        self._group: Any = wrapper.process_group
+        if plain.scaler is not None:
+            # An overflow on one rank is one for all.
+            plain.scaler = _Scaler(self._device.type)
+        self.scaler = plain.scaler
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context for a forward pass."""
+        return self._plain.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate."""
+        self._plain.backward(loss)
+
+    def clip(
+        self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
+    ) -> torch.Tensor:
+        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+
+        The norm is that of all shards. ``max_norm`` 0 measures and does not clip. Collective.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        squares = get_total_norm(gradients, foreach=True).to(self._device, torch.float64) ** 2
+        dist.all_reduce(squares, group=self._group)
+        norm = squares.sqrt().float()
+        if max_norm > 0:
+            clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+        return norm
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer; False when fp16 gradients overflowed on any rank."""
+        return self._plain.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Free the gradients."""
+        self._plain.zero_grad(optimizer)
+
+
+def _refuse_frozen_parts(model: nn.Module, units: Collection[nn.Module]) -> None:
+    """Raise if a vector would hold parameters that are trained and others that are not."""
+    taken: set[int] = set()
+    for unit in [*units, model]:
+        own = {n: one for n, one in unit.named_parameters() if id(one) not in taken}
+        taken |= {id(one) for one in own.values()}
+        frozen = [name for name, one in own.items() if not one.requires_grad]
+        if frozen and len(frozen) < len(own):
+            raise ConfigError(
+                f"`use_orig_params`=False: `{frozen[0]}` is frozen and would lie in one vector "
+                "with parameters that are trained",
+                hint="write use_orig_params=True in fsdp_config, or freeze whole layers",
+            )
