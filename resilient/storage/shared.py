@@ -12,6 +12,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from resilient.storage.memory import keep_from_children
 
 ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
 _PREFIX = "resilient-"
+_NAME = re.compile(rf"{_PREFIX}(\d+)-[0-9a-f]{{8}}")
 _OWNER = "owner.json"
 _ATTEMPTS_MAX = 16
 SPARE_BYTES = 128 << 20
@@ -146,11 +148,14 @@ def sweep(root: Path = ROOT) -> list[Path]:
     """Remove the folders of this user whose owners are dead, and return them.
 
     A live owner holds its lock, so nothing of it is touched. A folder that was made this
-    moment and is not locked yet may go; its maker notices and makes another.
+    moment and is not locked yet may go; its maker notices and makes another. What somebody else
+    called so, such as a repository in memory, is no such folder and stays.
     """
     swept = []
     for path in sorted(root.glob(f"{_PREFIX}*")):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+            continue
+        if not _is_one(path):
             continue
         lock = _lock(path)
         if lock is not None:
@@ -158,6 +163,23 @@ def sweep(root: Path = ROOT) -> list[Path]:
             os.close(lock)
             swept.append(path)
     return swept
+
+
+def _is_one(path: Path) -> bool:
+    """Say whether a folder is one of ours: by its name, and by what its owner wrote into it.
+
+    An owner that was killed before it had written that had put nothing else there.
+    """
+    named = _NAME.fullmatch(path.name)
+    if named is None:
+        return False
+    try:
+        owner = json.loads((path / _OWNER).read_text())
+        if owner["pid"] == int(named[1]):
+            return True
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    return {one.name for one in path.iterdir()} <= {_OWNER}
 
 
 def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:

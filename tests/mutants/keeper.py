@@ -205,4 +205,11 @@ MUTANTS = [
         "        return bool(token) or True",
         BOARDS,
     ),
+    Mutant(
+        "a repository in memory is taken for a dead run's",
+        "resilient/storage/shared.py",
+        "        if not _is_one(path):",
+        "        if False:",
+        "tests/process/test_shared_memory.py",
+    ),
 ]

@@ -82,6 +82,28 @@ def test_a_pid_that_somebody_else_has_by_now_neither_saves_nor_dooms_a_folder(tm
     assert Path(owner.said, "000001").exists()
 
 
+@pytest.mark.parametrize("name", ["resilient-near", "resilient-7-0badcafe", "resilient-7"])
+def test_a_repository_in_memory_is_not_swept_whatever_it_is_called(tmp_path, name):
+    """ADR 0017 puts a near tier into /dev/shm; it outlives its agent, which is what it is for."""
+    file = tmp_path / name / "checkpoint-10-g1" / "manifest.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    (tmp_path / name / "owner.json").write_text(json.dumps({"pid": 8}))
+
+    assert sweep(tmp_path) == []
+    assert file.exists()
+
+
+@pytest.mark.parametrize("written", [None, "", '{"pid"'])
+def test_an_owner_that_was_killed_as_it_began_leaves_nothing(tmp_path, written):
+    stale = tmp_path / "resilient-7-0badcafe"
+    stale.mkdir()
+    if written is not None:
+        (stale / "owner.json").write_text(written)
+
+    assert sweep(tmp_path) == [stale]
+
+
 def test_what_another_user_left_is_not_touched(tmp_path, monkeypatch):
     stale = tmp_path / "resilient-1-0badcafe"
     stale.mkdir()
