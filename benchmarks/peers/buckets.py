@@ -21,6 +21,7 @@ from resilient.events import CheckpointCommitted, Emitter, Event
 from resilient.opening import open_checkpointer
 from resilient.storage.open import open_store
 from resilient.storage.parts import Parts
+from resilient.storage.s3_options import OBSTORE_PART_BYTES
 from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import committed
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.training import Training
 
-PARTS = Parts()
+PARTS = Parts(OBSTORE_PART_BYTES)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from resilient.storage import uploads
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
 from resilient.storage.parts import Lanes, read_in_parts
-from resilient.storage.s3_options import for_obstore, for_s3fs
+from resilient.storage.s3_options import OBSTORE_PART_BYTES, for_obstore, for_s3fs
 from resilient.storage.s3_requests import SignedUploads
 from resilient.storage.s3_sign import known_credentials
 from resilient.storage.store import Entry, check_key, is_key
@@ -74,7 +74,7 @@ class ObstoreStore:
     def __init__(self, url: str, options: S3Options) -> None:
         self.url = redacted(url)
         self._options = options
-        self._parts = self.ranges = replace(options.parts, are_shared=True)
+        self._parts = self.ranges = replace(options.parts(OBSTORE_PART_BYTES), are_shared=True)
         self._lanes = Lanes(self._parts.in_flight)
         parts = urlsplit(url)
         # A user in the URL is nobody's credential: s3:// has no such form.

@@ -11,6 +11,7 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.storage.cloud_options import for_cloud
 from resilient.storage.local import LocalStore
+from resilient.storage.parts import Parts
 from resilient.storage.retrying import RetryingStore
 from resilient.storage.s3_options import for_s3fs, read_s3_options, trusted
 from resilient.storage.urls import protocol_of, redacted
@@ -73,7 +74,7 @@ def _s3(url: str, options: S3Options) -> Store:
 
         # Its own error would come with the first request, and look like a server that is away.
         trusted(options)
-        return FsspecStore(url, options.parts, **for_s3fs(options))
+        return FsspecStore(url, options.parts(Parts().part_bytes), **for_s3fs(options))
     from resilient.storage.obstore import ObstoreStore
 
     return ObstoreStore(url, options)

@@ -9,7 +9,8 @@
 ``client``          ``obstore`` or ``s3fs``; the fastest one that is installed by default
 ``connect_seconds`` until a connection must stand (5)
 ``request_seconds`` until one request of at most ``part_bytes`` must be answered (60)
-``part_bytes``      least size of one part of a large object (16 MiB); parts are of equal size
+``part_bytes``      least size of one part of a large object (32 MiB with obstore, 16 MiB with
+                    s3fs); parts are of equal size
 ``parts_in_flight`` parts on their way at once: per store (obstore), per transfer (s3fs) (8)
 ==================  ==============================================================
 
@@ -56,6 +57,9 @@ _S3FS_ALONE = frozenset(
 )  # fmt: skip
 _PART_BYTES_MIN = 5 << 20
 
+OBSTORE_PART_BYTES = 32 << 20
+"""A file of a checkpoint is mostly one or two requests then: they cost time, and money."""
+
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
@@ -71,14 +75,13 @@ class S3Options:
     client: str = ""
     connect_seconds: float = 5.0
     request_seconds: float = 60.0
-    part_bytes: int = Parts().part_bytes
+    part_bytes: int = 0
     parts_in_flight: int = Parts().in_flight
     for_s3fs: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def parts(self) -> Parts:
-        """The back-pressure of one transfer."""
-        return Parts(self.part_bytes, self.parts_in_flight)
+    def parts(self, part_bytes: int) -> Parts:
+        """Return the back-pressure of one transfer, in parts of ``part_bytes`` by default."""
+        return Parts(self.part_bytes or part_bytes, self.parts_in_flight)
 
 
 _KNOWN = {one.name: one for one in fields(S3Options) if one.name != "for_s3fs"}
@@ -222,7 +225,7 @@ def _check_limits(options: S3Options) -> None:
             f"storage options {names} are of s3fs alone, and `client` says obstore",
             hint=f"use some of: {', '.join(_KNOWN)}",
         )
-    if options.part_bytes < _PART_BYTES_MIN or options.parts_in_flight < 1:
+    if 0 < options.part_bytes < _PART_BYTES_MIN or options.parts_in_flight < 1:
         raise ConfigError(
             "storage options `part_bytes` and `parts_in_flight` must be at least "
             f"{_PART_BYTES_MIN} (S3's own limit) and 1",
