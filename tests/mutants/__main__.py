@@ -22,6 +22,7 @@ from tests.mutants import (
     adapters,
     arguments,
     crash,
+    evaluation,
     inplace,
     integrity,
     keeper,
@@ -37,6 +38,7 @@ from tests.mutants import (
     speed,
     spine,
     storage,
+    streams,
     tiers,
     trackers,
     trials,
@@ -71,6 +73,8 @@ LISTS = {
         recipes,
         trackers,
         trials,
+        evaluation,
+        streams,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

@@ -20,6 +20,7 @@ SIZES, BATCH = (19, 6), 4
 WAYS = {
     "plain": {},
     "spilled": {"eval_accumulation_steps": 2},
+    "spilled at once": {"eval_accumulation_steps": 1},
     "spilled late": {"eval_accumulation_steps": 50},
     "objects": {"eval_use_gather_object": True},
     "apart": {"eval_do_concat_batches": False},

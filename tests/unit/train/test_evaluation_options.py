@@ -257,3 +257,14 @@ def test_metrics_are_shown_and_written(tmp_path, repository, capsys):
         "test_results.json": {"test_loss": 2.5},
         "train_results.json": {"train_loss": 3.5},
     }
+
+
+def test_a_step_that_is_asked_for_the_loss_alone_returns_nothing_else(tmp_path, repository):
+    trainer = make_trainer(tmp_path, eval_size=4)
+    batch = next(iter(trainer.get_eval_dataloader()))
+    loss, *nothing = trainer.prediction_step(trainer.model, batch, prediction_loss_only=True)
+    assert loss.dim() == 0
+    assert nothing == [None, None]
+    again, *both = trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+    assert [len(one) for one in both] == [4, 4]
+    assert again.dim() == 0

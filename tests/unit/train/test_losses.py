@@ -86,7 +86,7 @@ def test_a_step_whose_labels_are_all_ignored_changes_nothing(tmp_path, repositor
     data.labels.fill_(-100)
     model = Tagger()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    weights, losses = trained(tmp_path, model, data=data, max_steps=2)
+    weights, losses = trained(tmp_path, model, data=data, max_steps=2, logging_nan_inf_filter=False)
     assert losses == [0.0, 0.0]
     assert close(before, weights)
 
