@@ -142,6 +142,7 @@ CASES = {
         {"gradient_accumulation_steps": 4, "save_steps": 3, "max_grad_norm": 0.5},
     ),
     "gpt2_ddp2_all": ((64, 0), {"save_steps": 4}),
+    "gpt2_sharded": ((32, 0), {"save_steps": 4}),
     "reg_sgd": (
         (80, 0),
         {

@@ -2,26 +2,29 @@
 
 It has no digests, so what can be held against something is: the checksums inside torch's files,
 the sizes in the header of safetensors, and the numbers that several files must agree on. Nothing
-is unpickled but by ``torch.load(weights_only=True)``; ``training_args.bin``, which nothing else
-could read, is left alone.
+is unpickled but as data (:mod:`resilient.train.interop.archives`); ``training_args.bin``, which
+nothing else could read, is left alone.
+
+Weights and optimizer are in files of their own, in distributed checkpoints of torch (FSDP with
+``SHARDED_STATE_DICT``), in whole files of FSDP, or in a folder of DeepSpeed's.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import re
-import zipfile
+from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.train.interop.archives import load_torch, nested, with_groups
+from resilient.train.interop.dcp import read_dcp
 from resilient.train.interop.tensors import unpack
+from resilient.train.interop.zero import ZeroFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,15 +42,11 @@ UNFINISHED = "checkpoint-is-incomplete.txt"
 
 _RANDOM = re.compile(r"rng_state_(\d+)\.pth")
 LAST = re.compile(r"checkpoint-(\d+)")
-_SPOILED = (zipfile.BadZipFile, UnpicklingError)
-# What a random state of NumPy is pickled with.
-_ARRAYS = [
-    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]  # noqa: SLF001 - its pickled name
-    np.ndarray,
-    np.dtype,
-    type(np.dtype(np.uint32)),
-    codecs.encode,
-]
+# Where FSDP and DeepSpeed put their state, by whatever trainer they are used.
+_SHARDED_MODEL, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+_WHOLE_MODEL, _WHOLE_OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.bin"
+_OPTIMIZERS = (OPTIMIZER, _WHOLE_OPTIMIZER)
+_ENGINE_TAG = "latest"
 
 
 def is_transformers_folder(path: str | Path) -> bool:
@@ -73,15 +72,32 @@ class TransformersFiles:
             IncompatibleCheckpoint: it holds none that this can read.
             IntegrityError: a file is damaged, or one that the index names is missing.
         """
-        if (self.folder / WEIGHTS).exists():
-            return self._tensors(WEIGHTS)
-        if (self.folder / ADAPTER_WEIGHTS).exists():
-            return self._tensors(ADAPTER_WEIGHTS)
-        if not (self.folder / INDEX).exists():
+        if self.engine is not None:
+            return self.engine.weights()
+        for name in (WEIGHTS, ADAPTER_WEIGHTS):
+            if (self.folder / name).exists():
+                return self._tensors(name)
+        if (self.folder / INDEX).exists():
+            return self._indexed()
+        return self._of_fsdp()
+
+    def _of_fsdp(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model as FSDP saved it."""
+        found: dict[str, torch.Tensor]
+        if (self.folder / _SHARDED_MODEL).is_dir():
+            found = self._distributed(_SHARDED_MODEL, "model")
+        elif (self.folder / _WHOLE_MODEL).exists():
+            found = self.load(_WHOLE_MODEL)
+        else:
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds neither {WEIGHTS} nor {INDEX}",
+                f"`{self.folder}` holds neither {WEIGHTS} nor {INDEX}, {_SHARDED_MODEL} or "
+                f"{_WHOLE_MODEL}",
                 hint="save with Transformers 5, or load with from_pretrained and save again",
             )
+        return found
+
+    def _indexed(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model that lies in several files."""
         places = self.document(INDEX)["weight_map"]
         found: dict[str, torch.Tensor] = {}
         for file in sorted(set(places.values())):
@@ -95,18 +111,24 @@ class TransformersFiles:
         return found
 
     def optimizer(self) -> dict[str, Any]:
-        """Return the optimizer's state by position, as ``torch.optim`` has it.
+        """Return the optimizer's state, as ``torch.optim`` has it: by position, or by name.
 
         Raises:
             IncompatibleCheckpoint: there is none: only the model was saved.
             IntegrityError: it is damaged.
         """
-        if not (self.folder / OPTIMIZER).exists():
+        if self.engine is not None:
+            return self.engine.optimizer()
+        if (self.folder / _SHARDED_OPTIMIZER).is_dir():
+            return with_groups(self._distributed(_SHARDED_OPTIMIZER, "optimizer"))
+        name = next((one for one in _OPTIMIZERS if (self.folder / one).exists()), None)
+        if name is None:
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds no {OPTIMIZER}: going on would start the optimizer afresh",
+                f"`{self.folder}` holds no {OPTIMIZER}, {_WHOLE_OPTIMIZER}, {_SHARDED_OPTIMIZER} "
+                "or state of DeepSpeed's: going on would start the optimizer afresh",
                 hint="load the weights with from_pretrained and begin a new run from them",
             )
-        found: dict[str, Any] = self.load(OPTIMIZER)
+        found: dict[str, Any] = self.load(name)
         return found
 
     def scaler(self) -> dict[str, Any] | None:
@@ -150,19 +172,50 @@ class TransformersFiles:
         Raises:
             IntegrityError: it is damaged, or holds what is no data.
         """
-        file = self.folder / name
-        try:
-            with zipfile.ZipFile(file) as content:
-                spoiled = content.testzip()
-            if spoiled is None:
-                with torch.serialization.safe_globals(_ARRAYS):
-                    return torch.load(file, map_location="cpu", weights_only=True)
-            trouble = f"the checksum of `{spoiled}` in it is wrong"
-        except (*_SPOILED, RuntimeError, ValueError, EOFError, LookupError) as error:
-            trouble = str(error).partition("\n")[0]
-        raise IntegrityError(
-            f"`{file}` cannot be read: {trouble}", key=str(file), hint="take another checkpoint"
-        )
+        return load_torch(self.folder / name, str(self.folder / name))
+
+    def known_step(self) -> int | None:
+        """Return the step that the trainer had made, None if it is not known."""
+        return None
+
+    @cached_property
+    def engine(self) -> ZeroFolder | None:
+        """What DeepSpeed's engine saved, if one trained.
+
+        Raises:
+            IntegrityError: it is damaged.
+            IncompatibleCheckpoint: its layout is not known.
+        """
+        tag, step = self.folder / _ENGINE_TAG, self.known_step()
+        named = f"global_step{step}"
+        if tag.exists():
+            named = tag.read_text("utf-8", "replace").strip()
+        elif not (self.folder / named).is_dir():
+            return None
+        if Path(named).name != named or named == "..":
+            raise IntegrityError(f"`{tag}` names no folder: {named!r}", key=str(tag))
+        return ZeroFolder(self.folder / named, step)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What of it is not taken over, in words."""
+        engine = self.engine
+        scales = engine is not None and engine.has_loss_scale
+        return ("the loss scale of DeepSpeed's fp16, which begins anew",) if scales else ()
+
+    def _distributed(self, name: str, root: str) -> dict[str, Any]:
+        """Return what a distributed checkpoint holds below one name.
+
+        Raises:
+            IntegrityError: it is damaged, or holds nothing of that name.
+        """
+        found = nested(read_dcp(self.folder / name))
+        if not isinstance(found.get(root), dict):
+            raise IntegrityError(
+                f"`{self.folder / name}` holds no `{root}`", key=str(self.folder / name)
+            )
+        held: dict[str, Any] = found[root]
+        return held
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
         file = self.folder / name
@@ -222,6 +275,10 @@ class TransformersCheckpoint(TransformersFiles):
         """The optimizer steps that were made."""
         return int(self.state["global_step"])
 
+    def known_step(self) -> int:
+        """Return the step that the trainer had made."""
+        return self.step
+
     @property
     def ranks(self) -> int:
         """How many processes trained: each left its random state."""
@@ -245,8 +302,11 @@ class TransformersCheckpoint(TransformersFiles):
             IntegrityError: it is damaged, or of another step.
         """
         if not (self.folder / SCHEDULER).exists():
+            whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds no {SCHEDULER}: going on would start the schedule afresh"
+                f"`{self.folder}` holds no {SCHEDULER}{whose}: going on would start the schedule "
+                "afresh",
+                hint="take the schedule out of DeepSpeed's config, save once, and take that",
             )
         found: dict[str, Any] = self.load(SCHEDULER)
         lambdas, last = found.get("lr_lambdas"), found.get("last_epoch", 0)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
+from resilient.strategies.detour import detour_of, named_in
 from resilient.train.model.adapters import adapter_of, is_adapted
 
 if TYPE_CHECKING:
@@ -47,20 +49,37 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
 
     Raises:
         KeyError: a group holds a parameter that is not the model's.
+        ConfigError: the base of an adapter is in flat shards.
     """
-    names = {id(one): name for name, one in model.named_parameters()}
-    trained = tuple(tuple(names[id(one)] for one in group["params"]) for group in groups)
+    names: dict[int, str] = {}
+    firsts: dict[int, str] = {}
+    for one in named_in(model):
+        if one.held() is not None:
+            names.setdefault(one.number, one.name)
+        if one.is_trained:
+            firsts.setdefault(one.number, one.name)
+    held = [[id(one) for one in group["params"]] for group in groups]
+    trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
+    is_flat = detour_of(model) is not None and len(held) == 1 and names.keys().isdisjoint(held[0])
+    if not is_flat:  # else vectors hold all that is trained
+        trained = tuple(tuple(names[number] for number in numbers) for numbers in held)
     naming = Naming(trained, tied_names(model))
     if not is_adapted(model):
         return naming
+    if detour_of(model) is not None:
+        raise ConfigError(
+            "an adapter's checkpoint of Transformers cannot be taken over into FSDP1, which does "
+            "not give away the tensors of its base",
+            hint="take it over without fsdp first, or write version=2 in fsdp_config",
+        )
     return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Return the names under which each parameter is known that has several."""
     known: defaultdict[int, list[str]] = defaultdict(list)
-    for name, one in model.named_parameters(remove_duplicate=False):
-        known[id(one)].append(name)
+    for one in named_in(model):
+        known[one.number].append(one.name)
     return tuple(tuple(names) for names in known.values() if len(names) > 1)
 
 

@@ -83,10 +83,12 @@ def named_optimizer(
     """Return the optimizer's state by name, and which of its groups hold a parameter.
 
     Raises:
-        IncompatibleCheckpoint: it is not of so many parameters, or not of these shapes.
+        IncompatibleCheckpoint: it is not of these parameters, or not of these shapes.
         IntegrityError: it has made more steps than the trainer.
     """
     plain = found.optimizer()
+    if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
+        return _by_name(found, plain, naming, weights)
     kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
     groups = [plain["param_groups"][nth] for nth in kept]
     counts = [len(group["params"]) for group in groups]
@@ -107,6 +109,43 @@ def named_optimizer(
         {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
     ]
     return {**plain, "state": state, "param_groups": renamed}, kept
+
+
+def _by_name(
+    found: TransformersCheckpoint,
+    plain: Mapping[str, Any],
+    naming: Naming,
+    weights: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what FSDP or DeepSpeed saved by name; whose groups those are shows at the resume."""
+    # A tensor with several names is trained under one of them here, and maybe another there.
+    trained = {name for names in naming.trained for name in names}
+    ours = {
+        name: next((one for one in names if one in trained), name)
+        for names in naming.tied
+        for name in names
+    }
+    groups = [
+        {**group, "params": [ours.get(name, name) for name in group["params"]]}
+        for group in plain["param_groups"]
+    ]
+    held = {name for group in groups for name in group["params"]}
+    if held != trained:
+        differ = sorted(held ^ trained)
+        raise IncompatibleCheckpoint(
+            f"the optimizer in `{found.folder}` and that of this model differ in `{differ[0]}` and "
+            f"{len(differ) - 1} more parameters",
+            hint="train the same model, with the same parameters frozen",
+        )
+    state = {ours.get(name, name): dict(one) for name, one in plain["state"].items()}
+    _require_fit(found, state, weights)
+    places = {
+        frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
+    }
+    own = [frozenset(names) for names in naming.trained]
+    # In the order of this model's groups, as what a schedule keeps by group must be.
+    kept = [places[one] for one in own] if set(own) == set(places) else list(places.values())
+    return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
 
 
 def _require_fit(

@@ -40,10 +40,12 @@ class CheckpointTaken(Event):
     folder: str
     checkpoint: str
     step: int
+    lost: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Say from where, and what it is called here."""
-        return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}"
+        """Say from where, what it is called here, and what of it could not be taken."""
+        lost = f", without {', '.join(self.lost)}" if self.lost else ""
+        return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
 
 
 def foreign_folder(wanted: Any, launch: Launch) -> str:
@@ -152,7 +154,7 @@ def _take(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str
         if not spine.committed():
             given = {name: part for name, part in more.items() if part.scope == "replicated"}
             checkpoint = import_checkpoint(spine, folder, _naming(hooks), given)
-            session.emit(CheckpointTaken(folder, str(checkpoint), found.step))
+            session.emit(CheckpointTaken(folder, str(checkpoint), found.step, found.losses))
     finally:
         spine.close()
     return found.digest
@@ -160,10 +162,10 @@ def _take(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str
 
 def _naming(hooks: TrainerHooks) -> Naming:
     """Return the names of a trainer's tensors."""
-    optimizer = hooks.create_optimizer()
-    # An optimizer of a stage has that stage's alone in its groups.
-    if pipeline_of(hooks.model) is None:
+    groups = hooks.create_optimizer().param_groups
+    # An optimizer of a stage has that stage's alone in its groups, one of ZeRO 3 has none there.
+    if pipeline_of(hooks.model) is None and any(group["params"] for group in groups):
         # Whoever partitions the parameters keeps its own in the groups.
         with suppress(KeyError):
-            return naming_of(hooks.model, optimizer.param_groups)
+            return naming_of(hooks.model, groups)
     return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay))
