@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "an overflow is that of one rank alone",
         FSDP1,
-        "            plain.scaler = ShardedGradScaler(self._device.type)\n",
+        "            plain.scaler = _Scaler(self._device.type)\n",
         "            pass\n",
         FP16,
     ),
