@@ -10,6 +10,7 @@ TAGS = "tests/unit/vault/test_tags.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere"
 ROOM = "tests/gang/test_room_for_a_save.py"
 PRUNE = "tests/cli/test_keeping.py"
+FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
@@ -194,5 +195,19 @@ MUTANTS = [
         "    if not dry_run:\n        plan = carry_out",
         "    if True:\n        plan = carry_out",
         PRUNE,
+    ),
+    Mutant(
+        "a mark that could not be put is taken for put",
+        "resilient/vault/saving/tidy.py",
+        "    is_marked = not is_first\n",
+        "    is_marked = True\n",
+        FAILED,
+    ),
+    Mutant(
+        "a mark is owed and forgotten",
+        "resilient/vault/saving/persist.py",
+        "job.is_first or memory.owes_mark",
+        "job.is_first",
+        FAILED,
     ),
 ]

@@ -23,8 +23,7 @@ from resilient.vault.keeper.guest import Onwards, guest_of
 from resilient.vault.keeper.handover import from_json
 from resilient.vault.keeper.stream import Stream, is_gone, read_failure
 from resilient.vault.reading.held import Held
-from resilient.vault.reuse.glimpse import Glimpses
-from resilient.vault.saving.persist import persist
+from resilient.vault.saving.persist import Memory, persist
 from resilient.vault.saving.space import space_topic
 from resilient.world.agreement import Failure, attempt
 from resilient.world.comms import Comms
@@ -58,7 +57,7 @@ class Seat:
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
         self._held: dict[str, Held] = {}
-        self._glimpses = Glimpses()
+        self._known = Memory()
         self._verdict: Any = None
         self._stream: Stream | None = None
         self._is_idle = threading.Event()
@@ -215,7 +214,7 @@ class Seat:
 
     def _run(self, desk: Desk, job: Job) -> None:
         with self._room.saving(self.url):
-            verdict = attempt(lambda: persist(desk, job, self._glimpses))
+            verdict = attempt(lambda: persist(desk, job, self._known))
         if not isinstance(verdict, Failure):
             self._held = _held_of(verdict, job, self._segments)
         self._end(verdict)

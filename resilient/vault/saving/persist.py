@@ -5,7 +5,7 @@ Runs beside training, in a thread or a process; it holds no tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -23,6 +23,7 @@ from resilient.vault.desk import Orders
 from resilient.vault.pace import FULL_SPEED
 from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
 from resilient.vault.registry.signing import Signature, digests_of
+from resilient.vault.reuse.glimpse import Glimpses
 from resilient.vault.reuse.refer import Division, divide
 from resilient.vault.rotation.rotate import discard
 from resilient.vault.saving.space import require_space
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from resilient.format.shard import HostFile, Lending
     from resilient.vault.desk import Desk
     from resilient.vault.pace import Pace
-    from resilient.vault.reuse.glimpse import Glimpses
     from resilient.vault.reuse.refer import Base
 
 
@@ -79,9 +79,20 @@ class Job:
         return (*self.files, *self.streamed)
 
 
-def persist(
-    desk: Desk, job: Job, glimpses: Glimpses | None = None, pace: Pace = FULL_SPEED
-) -> Receipt:
+@dataclass(slots=True)
+class Memory:
+    """What a save leaves to the next one of this life, where both are persisted.
+
+    Attributes:
+        glimpses: of this rank's last save; spare work.
+        owes_mark: the life's mark could not be put.
+    """
+
+    glimpses: Glimpses = field(default_factory=Glimpses)
+    owes_mark: bool = False
+
+
+def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FULL_SPEED) -> Receipt:
     """Write what the store has not yet of this rank's files, agree; the coordinator commits.
 
     Before that it sees that there is room, and afterwards it rotates.
@@ -93,7 +104,7 @@ def persist(
     Args:
         desk: the repository, the ranks, the bounds.
         job: the save.
-        glimpses: of this rank's last save; spare work.
+        memory: what the last save left; it is kept up to date.
         pace: when to rest.
 
     Returns:
@@ -103,9 +114,9 @@ def persist(
         SaveFailed: it was not committed; older ones are intact.
         Fenced: a newer life began; nothing was committed.
     """
-    checkpoint = job.about.checkpoint
+    checkpoint, memory = job.about.checkpoint, memory or Memory()
     try:
-        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, glimpses, pace))
+        division: Any = job.spoiled or attempt(lambda: _divide(desk, job, memory.glimpses, pace))
         require_space(desk, checkpoint, division, job.topic)
         mine = attempt(lambda: _write(desk, job, division, pace))
         ruling = agree(
@@ -125,24 +136,17 @@ def persist(
         ) from error
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
-    desk.tell(
-        events.CheckpointCommitted(
-            checkpoint.folder,
-            ruling["size_bytes"],
-            job.stall_seconds(),
-            took_seconds,
-            ruling["own_bytes"],
-        )
-    )
+    told = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
+    desk.tell(events.CheckpointCommitted(checkpoint.folder, *told))
     if desk.world.is_coordinator:
         _copy(desk, checkpoint)
     if desk.leads:
-        _settle(desk, job, Orders.from_json(ruling["orders"]))
+        _settle(desk, job, memory, Orders.from_json(ruling["orders"]))
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
 
-def _divide(desk: Desk, job: Job, glimpses: Glimpses | None, pace: Pace) -> Division:
+def _divide(desk: Desk, job: Job, glimpses: Glimpses, pace: Pace) -> Division:
     if job.streamed:
         return Division(job.content, parity=desk.limits.parity)
     # What is signed stands for itself: nobody has taken the SHA-256 of what it could refer to.
@@ -201,20 +205,15 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     }
 
 
-def _settle(desk: Desk, job: Job, orders: Orders) -> None:
+def _settle(desk: Desk, job: Job, memory: Memory, orders: Orders) -> None:
     """Let the checkpoint go on to the durable tier, and old ones go; nothing here may fail it."""
     checkpoint = job.about.checkpoint
     if desk.promoter:
         desk.promoter.committed(desk, checkpoint, orders)
         return
-    tidy(
-        desk,
-        desk.store,
-        desk.limits.retention,
-        checkpoint,
-        job.keep,
-        is_first=job.is_first,
-    )
+    retention, is_first = desk.limits.retention, job.is_first or memory.owes_mark
+    is_marked = tidy(desk, desk.store, retention, checkpoint, job.keep, is_first=is_first)
+    memory.owes_mark = not is_marked
 
 
 def _copy(desk: Desk, checkpoint: CheckpointId) -> None:

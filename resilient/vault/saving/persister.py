@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from resilient.storage.memory import PrivateBuffers
 from resilient.vault.pace import Pacing
-from resilient.vault.reuse.glimpse import Glimpses
-from resilient.vault.saving.persist import persist
+from resilient.vault.saving.persist import Memory, persist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +74,7 @@ class ThreadPersister:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
-        self._glimpses = Glimpses()
+        self._known = Memory()
         self._pacing = Pacing()
         self._pace: SavePace | None = None
         self._memory = PrivateBuffers()
@@ -120,7 +119,7 @@ class ThreadPersister:
 
     def _persist(self, desk: Desk, job: Job, pace: SavePace) -> Receipt:
         try:
-            return persist(desk, job, self._glimpses, pace)
+            return persist(desk, job, self._known, pace)
         finally:
             self._pacing.end()
 

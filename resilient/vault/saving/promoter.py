@@ -112,11 +112,11 @@ class Promoter:
         self._comms = Comms(MemoryBoard(), World(), "promote")
         self._mine = 0
         self._saves = 0
-        self._commits = 0
         self._finishes = 0
         self._began_seconds = 0.0
         self._is_owing = False
         self._is_marked = False
+        self._is_near_marked = False
 
     @property
     def is_busy(self) -> bool:
@@ -174,7 +174,6 @@ class Promoter:
             checkpoint: what the near tier took just now.
             orders: what ``plan`` returned at the coordinator.
         """
-        self._commits += 1
         self._newest = checkpoint
         if orders.due:
             self._settle()
@@ -184,8 +183,10 @@ class Promoter:
             # A rotation would take the files of what has no manifest here for leftovers.
             return
         retention = Retention(self._tiering.near_total_limit)
-        near, is_first = self._tiers.near, self._commits == 1
-        tidy(desk, near, retention, checkpoint, orders.staying, is_first=is_first)
+        near, is_first = self._tiers.near, not self._is_near_marked
+        self._is_near_marked = tidy(
+            desk, near, retention, checkpoint, orders.staying, is_first=is_first
+        )
 
     def note(self, checkpoint: CheckpointId) -> None:
         """Take a checkpoint for the newest that somebody else has committed and seen to.
@@ -265,8 +266,8 @@ class Promoter:
         newest = due[-1]
         if newest.generation == self._mine and desk.world.is_coordinator:
             durable, retention = self._tiers.durable, desk.limits.retention
-            tidy(desk, durable, retention, newest, self._keep, is_first=not self._is_marked)
-            self._is_marked = True
+            is_first = not self._is_marked
+            self._is_marked = tidy(desk, durable, retention, newest, self._keep, is_first=is_first)
 
     def _take_manifest(self, desk: Desk, checkpoint: CheckpointId) -> bool:
         """Put the manifests that the coordinator's place alone has; say whether none lacks."""

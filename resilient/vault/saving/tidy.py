@@ -27,7 +27,7 @@ def tidy(
     keep: Collection[CheckpointId],
     *,
     is_first: bool,
-) -> None:
+) -> bool:
     """Mark the life's first commit in a repository and rotate there, and say what went.
 
     Crash: as in ``rotate``; without the mark the checkpoint is as safe as ever.
@@ -38,17 +38,23 @@ def tidy(
         retention: what stays there.
         checkpoint: what was committed there just now.
         keep: checkpoints that must not go.
-        is_first: whether this life has committed nothing there before.
+        is_first: whether this life has committed nothing there before, or is not marked there yet.
+
+    Returns:
+        Whether the life is marked there; if not, the next call must say ``is_first`` again.
     """
+    is_marked = not is_first
     try:
         if is_first:
             mark_committed(store, checkpoint.generation)
+            is_marked = True
         plan = rotate(store, retention, checkpoint.generation, keep, written=checkpoint)
     except ResilientError as error:
         # Who leads a place may be no coordinator, and nobody else knows.
         desk.emit(events.RotationFailed(checkpoint.folder, error.message))
-        return
+        return is_marked
     _tell(desk, checkpoint, plan)
+    return is_marked
 
 
 def _tell(desk: Desk, checkpoint: CheckpointId, plan: RotationPlan) -> None:
