@@ -22,7 +22,7 @@ from resilient.clock import Stopwatch
 from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
 from resilient.format.extents import held_bytes
 from resilient.format.names import CheckpointId
-from resilient.overlap import Overlap
+from resilient.overlap import Overlap, handing_over
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.landing import Landing
@@ -68,7 +68,8 @@ class Checkpointer:
         self._stall = Stopwatch(desk.clock)
         self._life: Generation | None = None
         self._saves = 0
-        self._saved: set[CheckpointId] = set()
+        self._has_saved = False
+        self._handed: set[CheckpointId] = set()
         self._pending: CheckpointId | None = None
         self._bases: tuple[Base, ...] = ()
         self._loads = 0
@@ -189,8 +190,8 @@ class Checkpointer:
             The checkpoint that will exist once it is committed.
 
         Raises:
-            SaveFailed: the save before this one failed; this one did not begin.
-            ConfigError: this life has saved this step already, or ``resume`` has not returned.
+            SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
+            ConfigError: this life has saved this step or tried to, or ``resume`` has not returned.
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
@@ -211,18 +212,19 @@ class Checkpointer:
                 files=staged.files,
                 parts=staged.parts,
                 keep=tuple(keep),
-                is_first=not self._saved,
+                is_first=not self._has_saved,
                 topic=topic,
                 began_seconds=began_seconds,
                 stall_seconds=self._stall.seconds,
                 bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
                 streamed=staged.streamed,
             )
-            self._pending = checkpoint
             if staged.rest:
                 self._overlap.copy(staged.rest, lambda spoiled: self._hand_over(job, spoiled))
             else:
                 self._hand_over(job)
+            self._pending = checkpoint
+            self._handed.add(checkpoint)
         return checkpoint
 
     def _begun(self) -> Generation:
@@ -235,16 +237,17 @@ class Checkpointer:
         return self._life
 
     def _claim_step(self, checkpoint: CheckpointId) -> CheckpointId:
-        if checkpoint in self._saved:
+        if checkpoint in self._handed:
             raise ConfigError(
-                f"step {checkpoint.step} is saved already as {checkpoint}, and a step is saved "
-                "once in a life",
+                f"step {checkpoint.step} is saved already as {checkpoint}, or that save failed and "
+                "may be committed all the same; a step is saved once in a life",
                 hint="count the step up before you save again, or leave this save out",
             )
         return checkpoint
 
     def _hand_over(self, job: Job, spoiled: Failure | None = None) -> None:
-        self._persister.submit(self._desk, replace(job, spoiled=spoiled))
+        with handing_over():
+            self._persister.submit(self._desk, replace(job, spoiled=spoiled))
 
     def before_update(self) -> None:
         """Wait until all of the live state may change: call it before each optimizer step.
@@ -279,9 +282,7 @@ class Checkpointer:
                 self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
             raise
         if pending is not None:
-            # What was in doubt may be what the new one refers to: it is not written over.
-            self._saved |= {pending, *(one.checkpoint for one in self._bases)}
-            self._bases = (Base(pending),)
+            self._has_saved, self._bases = True, (Base(pending),)
         if in_every_tier:
             self._desk.finish()
 
@@ -303,8 +304,7 @@ class Checkpointer:
         self.wait()
         self._loads += 1
         topic, rank = f"load/{self._loads}", self._desk.world.rank
-        stored = stored_name(name, part, rank)
-        landing = Landing({name: part})
+        stored, landing = stored_name(name, part, rank), Landing({name: part})
 
         def prove() -> Proved:
             desk = self._desk

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, Fenced, ResilientError, SaveFailed
 from resilient.world.agreement import Failure, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from resilient.state.copying import Copies
 
@@ -58,20 +59,33 @@ class Overlap:
         work, self._work, self._copies = self._work, None, None
         if work is None:
             return
-        try:
+        with handing_over():
             work.result()
-        except (SaveFailed, Fenced, ConfigError):
-            raise
-        except ResilientError as error:
-            raise SaveFailed(
-                f"what was staged could not be handed over: {error.message}; older checkpoints "
-                "are intact",
-                hint=error.hint or "mend the cause and run the same command again",
-            ) from error
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+@contextmanager
+def handing_over() -> Iterator[None]:
+    """Say that a save failed if it cannot be handed over, whatever the reason.
+
+    Raises:
+        SaveFailed: the body raised a ResilientError.
+        Fenced: the body did.
+        ConfigError: the body did.
+    """
+    try:
+        yield
+    except (SaveFailed, Fenced, ConfigError):
+        raise
+    except ResilientError as error:
+        raise SaveFailed(
+            f"what was staged could not be handed over: {error.message}; older checkpoints "
+            "are intact",
+            hint=error.hint or "mend the cause and run the same command again",
+        ) from error
 
 
 def _copy(copies: Copies, hand_over: Callable[[Failure | None], None]) -> None:

@@ -9,6 +9,7 @@ MEMORY = "tests/process/test_keeper_memory.py"
 STREAMS = "tests/process/test_keeper_streams.py"
 SHARED = "tests/process/test_shared_memory.py"
 BOARDS = "tests/contract/test_comms.py"
+FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
@@ -211,5 +212,33 @@ MUTANTS = [
         "        if not _is_one(path):",
         "        if False:",
         "tests/process/test_shared_memory.py",
+    ),
+    Mutant(
+        "a failed save deletes what its rival writes",
+        "resilient/vault/saving/persist.py",
+        " and not in_doubt and not job.has_rival:",
+        " and not in_doubt:",
+        FAILED,
+    ),
+    Mutant(
+        "nobody looks for the files before the commit beside a rival",
+        "resilient/vault/saving/persist.py",
+        "        require_files(desk.store, manifest)\n",
+        "        pass\n",
+        FAILED,
+    ),
+    Mutant(
+        "the keeper takes itself for alone",
+        "resilient/vault/keeper/handover.py",
+        "        has_rival=True,\n",
+        "",
+        FAILED,
+    ),
+    Mutant(
+        "who saves in the keeper's place takes itself for alone",
+        "resilient/vault/keeper/link.py",
+        "replace(job, topic=topic, has_rival=True)",
+        "replace(job, topic=topic)",
+        FAILED,
     ),
 ]

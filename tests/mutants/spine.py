@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 VAULT = "tests/unit/vault"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
+FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
@@ -159,5 +160,26 @@ MUTANTS = [
         "waiting > 0 or went_on_without(self._handler)",
         "waiting > 0",
         "tests/unit/agent/test_membership.py",
+    ),
+    Mutant(
+        "a save that nobody took is pending",
+        "resilient/checkpointer.py",
+        "            if staged.rest:\n",
+        "            self._pending = checkpoint\n            if staged.rest:\n",
+        FAILED,
+    ),
+    Mutant(
+        "a step in doubt may be saved again",
+        "resilient/checkpointer.py",
+        "            self._handed.add(checkpoint)\n",
+        "",
+        FAILED,
+    ),
+    Mutant(
+        "the same manifest of another process fails the save",
+        "resilient/vault/registry/commit.py",
+        "    except (StoreUnavailable, KeyExists):\n",
+        "    except StoreUnavailable:\n",
+        FAILED,
     ),
 ]

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from manifests import Values
 from one_rank import open_one
 from tiered import checkpointer_of, save
 
-from resilient.errors import StoreUnavailable
+from resilient.checkpointer import About, Checkpointer
+from resilient.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    PeerFailed,
+    SaveFailed,
+    StoreFull,
+    StoreUnavailable,
+)
+from resilient.format.names import CheckpointId
+from resilient.state.capture import Part
 from resilient.testing.memory import MemoryStore
+from resilient.vault.health.verify import verify
+from resilient.vault.keeper.handover import from_json, to_json
+from resilient.vault.keeper.link import KeeperPersister
 from resilient.vault.registry.generations import check_mark
+from resilient.vault.saving.persist import persist
+from resilient.vault.saving.persister import ThreadPersister
+from resilient.world.agreement import Failure
 
 
 class Unmarkable(MemoryStore):
@@ -45,3 +65,150 @@ def test_a_mark_that_failed_in_a_tier_is_put_after_the_next_that_it_takes(unmark
     assert stores[unmarkable].refused == 1
     check_mark(stores["near"], 1)
     check_mark(stores["durable"], 1)
+
+
+class Refusing(ThreadPersister):
+    """Cannot take the jobs of some calls."""
+
+    def __init__(self, *refused) -> None:
+        super().__init__()
+        self.calls, self.refused = 0, refused
+
+    def submit(self, desk, job) -> None:
+        self.calls += 1
+        if self.calls in self.refused:
+            raise DeadlineExceeded("rank 1 was silent", hint="look at rank 1")
+        super().submit(desk, job)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(refused):
+    store = MemoryStore()
+    checkpointer = Checkpointer(open_one(store)._desk, Refusing(refused))
+    checkpointer.resume({})
+    for step in (1, 2, 3):
+        if step == refused:
+            with pytest.raises(SaveFailed, match="rank 1 was silent; older") as caught:
+                save(checkpointer, step)
+            assert caught.value.hint == "look at rank 1"
+        else:
+            save(checkpointer, step)
+    checkpointer.close()
+    assert [one.step for one in checkpointer.committed()] == sorted({1, 2, 3} - {refused})[::-1]
+    check_mark(store, 1)
+
+
+def test_a_step_that_nobody_took_may_be_saved_again():
+    checkpointer = Checkpointer(open_one(MemoryStore())._desk, Refusing(1))
+    checkpointer.resume({})
+    with pytest.raises(SaveFailed):
+        save(checkpointer, 5)
+    save(checkpointer, 5)
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 5)]
+
+
+class Doubtful(MemoryStore):
+    """The answer to the put of one manifest is lost, and nobody can ask what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubted, self.is_cut = "", False
+
+    def put_new(self, key, data) -> None:
+        super().put_new(key, data)
+        if key == self.doubted:
+            self.is_cut = True
+            raise StoreUnavailable("cut after the put", key=key)
+
+    def get(self, key):
+        if self.is_cut:
+            raise StoreUnavailable("cut", key=key)
+        return super().get(key)
+
+
+def weight(value):
+    return {"model": Part(Values(weight=torch.full((1000,), float(value))))}
+
+
+def test_a_step_whose_commit_is_in_doubt_is_not_written_over():
+    store = Doubtful()
+    checkpointer = open_one(store)
+    checkpointer.resume({})
+    store.doubted = CheckpointId(1, 2).manifest_key
+    checkpointer.save(2, weight(2), About())
+    with pytest.raises(SaveFailed, match="cut"):
+        checkpointer.wait()
+    store.is_cut = False
+    with pytest.raises(ConfigError, match="may be committed all the same"):
+        checkpointer.save(2, weight(99), About())
+    save(checkpointer, 3)
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 3), CheckpointId(1, 2)]
+    assert verify(store, CheckpointId(1, 2)) == []
+
+
+def jobs_of(checkpointer, step):
+    """Return the job of a save that nobody persisted."""
+    taken = []
+    checkpointer._persister.submit = lambda desk, job: taken.append((desk, job))
+    checkpointer.resume({})
+    checkpointer.save(step, weight(step), About())
+    return taken[0]
+
+
+class Full(MemoryStore):
+    """Has no room for manifests."""
+
+    def put_new(self, key, data) -> None:
+        if key.endswith("manifest.json"):
+            raise StoreFull("no space", key=key)
+        super().put_new(key, data)
+
+
+@pytest.mark.parametrize("has_rival", [True, False])
+def test_a_failed_save_deletes_only_what_nobody_else_can_be_writing(has_rival):
+    store = Full()
+    desk, job = jobs_of(open_one(store), 2)
+    with pytest.raises(SaveFailed):
+        persist(desk, replace(job, has_rival=has_rival))
+    assert bool(list(store.list("checkpoint-2-g1/"))) == has_rival
+
+
+class Torn(MemoryStore):
+    """Another process deletes a file after it was put."""
+
+    def put(self, key, data) -> None:
+        if not key.endswith(".safetensors"):
+            super().put(key, data)
+
+
+def test_with_a_rival_nothing_is_committed_whose_files_are_gone():
+    store = Torn()
+    desk, job = jobs_of(open_one(store), 2)
+    with pytest.raises(SaveFailed, match="is not there any more"):
+        persist(desk, replace(job, has_rival=True))
+    assert CheckpointId(1, 2).manifest_key not in store.objects
+
+
+def test_the_same_manifest_put_by_another_process_is_a_commit():
+    store = MemoryStore()
+    desk, job = jobs_of(open_one(store), 2)
+    persist(desk, job)
+    persist(desk, replace(job, topic="save/1/here", has_rival=True))
+    assert verify(store, CheckpointId(1, 2)) == []
+
+
+def test_the_keeper_and_who_saves_in_its_place_are_each_others_rivals():
+    desk, job = jobs_of(open_one(MemoryStore()), 2)
+    kept, _ = from_json(
+        to_json(job, 0, {}), lambda _, size_bytes: memoryview(bytearray(size_bytes)), 0, 1.0
+    )
+    fallback = Refusing()
+    submitted = []
+    fallback.submit = lambda _, job: submitted.append(job)
+    gone = Failure(PeerFailed.code, "it sleeps")
+    KeeperPersister(None, fallback)._persist_here(desk, job, gone)
+    assert kept.has_rival
+    assert [one.has_rival for one in submitted] == [True]
+    assert not job.has_rival

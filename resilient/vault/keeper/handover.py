@@ -108,6 +108,7 @@ def _job(
         began_seconds=float(value["began_seconds"]),
         stall_seconds=partial(float, float(value["stall_seconds"])),
         bases=tuple(Base.from_json(one) for one in value["bases"]),
+        has_rival=True,
         spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
         streamed=tuple(
             PulledFile(_name(name), size_bytes, tuple(by_file[name]), stream)

@@ -267,7 +267,7 @@ class KeeperPersister:
             raise failed.cause or failed.to_error(1)
         desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, failed.message))
         self._is_last_kept = False
-        self._fallback.submit(desk, replace(job, topic=topic))
+        self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
 
     def _listen(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:

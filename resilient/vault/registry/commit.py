@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.errors import IntegrityError, KeyExists, KeyNotFound, StoreUnavailable
 from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.joining import merge_files, merge_tensors
 from resilient.format.manifest import Receipt, decode, encode
@@ -56,7 +56,7 @@ def commit(store: Store, manifest: Manifest, signature: Signature | None = None)
     Raises:
         Fenced: a newer life began; nothing was committed.
         IntegrityError: the manifest contradicts itself, or is out of bounds.
-        KeyExists: this step of this life was committed before.
+        KeyExists: this step of this life was committed before, as something else.
         StoreError: the store failed; the manifest may be there, and if so it is whole.
     """
     checkpoint = manifest.checkpoint
@@ -67,6 +67,23 @@ def commit(store: Store, manifest: Manifest, signature: Signature | None = None)
     if signature is not None:
         put_signature(store, checkpoint, root, signature)
     put_manifest(store, checkpoint.manifest_key, data)
+
+
+def require_files(store: Store, manifest: Manifest) -> None:
+    """See that what was written for a checkpoint is still there, at its length.
+
+    Crash: reads only.
+
+    Raises:
+        IntegrityError: another process deleted or replaced a file meanwhile.
+        StoreError: the store failed.
+    """
+    checkpoint = manifest.checkpoint
+    there = {one.key: one.size_bytes for one in store.list(f"{checkpoint.folder}/")}
+    for file in manifest.files:
+        key = checkpoint.key(file.name)
+        if "/" not in file.name and there.get(key) != file.size_bytes:
+            raise IntegrityError(f"`{key}` was written and is not there any more", key=key)
 
 
 def put_manifest(store: Store, key: str, data: bytes) -> None:
@@ -83,8 +100,9 @@ def put_manifest(store: Store, key: str, data: bytes) -> None:
             store.put_new(key, data)
         else:
             _put_if_absent(store, key, data)
-    except StoreUnavailable:
-        # The answer may have been lost after the effect: only the store knows.
+    except (StoreUnavailable, KeyExists):
+        # The answer may have been lost after the effect, or another process put the same: only
+        # the store knows.
         if not _is_there(store, key, data):
             raise
 

@@ -21,7 +21,7 @@ from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault import facts
 from resilient.vault.desk import Orders
 from resilient.vault.pace import FULL_SPEED
-from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts
+from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts, require_files
 from resilient.vault.registry.signing import Signature, digests_of
 from resilient.vault.reuse.glimpse import Glimpses
 from resilient.vault.reuse.refer import Division, divide
@@ -58,6 +58,9 @@ class Job:
         began_seconds: monotonic time when ``save`` was called.
         stall_seconds: how long training has waited for it so far.
         bases: checkpoints whose bytes may be referred to, the likeliest first.
+        has_rival: whether another process may be writing the same files: the keeper that was
+            given up, or the trainers that gave it up. Then a save that failed deletes nothing,
+            and the files are looked for before the commit.
         spoiled: why the bytes are not what they should be, told to all in place of a receipt.
     """
 
@@ -72,6 +75,7 @@ class Job:
     bases: tuple[Base, ...] = ()
     spoiled: Failure | None = None
     streamed: tuple[Lending, ...] = ()
+    has_rival: bool = False
 
     @property
     def content(self) -> tuple[Lending, ...]:
@@ -129,7 +133,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
     except Fenced:
         raise
     except ResilientError as error:
-        _abort(desk, checkpoint, error)
+        _abort(desk, job, error)
         raise SaveFailed(
             f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
             hint=error.hint or "mend the cause and run the same command again",
@@ -193,6 +197,8 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
         raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
     receipts = [Receipt.from_json(one["receipt"]) for one in shown]
     manifest = gather_receipts(job.about, receipts)
+    if job.has_rival:
+        require_files(desk.store, manifest)
     key = desk.signing.key
     files = {name: digest for one in shown for name, digest in one["signed"].items()}
     commit(desk.store, manifest, Signature(key, files) if key else None)
@@ -225,9 +231,10 @@ def _copy(desk: Desk, checkpoint: CheckpointId) -> None:
         desk.tell(facts.CopyFailed(checkpoint.folder, copied.message))
 
 
-def _abort(desk: Desk, checkpoint: CheckpointId, error: ResilientError) -> None:
+def _abort(desk: Desk, job: Job, error: ResilientError) -> None:
     """Say what failed, and free the space where that cannot hurt a commit in doubt."""
+    checkpoint = job.about.checkpoint
     desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)
-    if desk.leads and not in_doubt:
+    if desk.leads and not in_doubt and not job.has_rival:
         attempt(lambda: discard(desk.store, checkpoint))
