@@ -91,23 +91,26 @@ class Orders:
 
     Attributes:
         due: what goes on to the durable tier, oldest first.
-        staying: what may not leave the near tiers, because it is on its way.
+        staying: what may not leave the near tiers, because it is on its way or still owed.
+        keep: what the run protects, so that no run ends well before it is durable.
     """
 
     due: tuple[CheckpointId, ...] = ()
     staying: tuple[CheckpointId, ...] = ()
+    keep: tuple[CheckpointId, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
         return {
             "due": [one.folder for one in self.due],
             "staying": [one.folder for one in self.staying],
+            "keep": [one.folder for one in self.keep],
         }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Orders:
         """Return what ``to_json`` described."""
-        found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying")}
+        found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")}
         return Orders(**{name: tuple(one for one in some if one) for name, some in found.items()})
 
 
@@ -123,11 +126,11 @@ class Onward(Protocol):
     def committed(self, desk: Desk, checkpoint: CheckpointId, orders: Orders) -> None:
         """Start to promote what is due, and rotate the near tier of this place."""
 
-    def note(self, checkpoint: CheckpointId) -> None:
+    def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Take a checkpoint for the newest that somebody else has committed and seen to."""
 
     def finish(self, desk: Desk, within_seconds: float) -> None:
-        """Return when what was committed last is durable."""
+        """Return when what was committed last is durable, and what the run protects."""
 
     def close(self) -> None:
         """Let go of threads."""

@@ -8,6 +8,7 @@ TIERS = "tests/unit/vault/test_tiers.py tests/unit/vault/test_promoting.py"
 SWEEP = "tests/crash/test_tiers_sweep.py -k first"
 
 HOSTS = "tests/gang/test_near_per_host.py"
+TOGETHER = "tests/gang/test_promoting_together.py"
 KEPT = "tests/gang/test_keeper_tiers.py"
 
 PROMOTE = "resilient/vault/tiers/promote.py"
@@ -75,8 +76,8 @@ MUTANTS = [
     Mutant(
         "what is on its way may leave the near tier",
         PROMOTER,
-        "due or tuple(self._on_its_way)",
-        "due or tuple(self._on_its_way[1:])",
+        "(*owed, *self._on_its_way)",
+        "(*owed, *self._on_its_way[1:])",
         TIERS,
     ),
     Mutant(
@@ -187,7 +188,7 @@ MUTANTS = [
     Mutant(
         "what the keeper committed last nobody finishes without it",
         "resilient/vault/keeper/link.py",
-        "            desk.promoter.note(job.about.checkpoint)\n",
+        "            desk.promoter.note(job.about.checkpoint, job.keep)\n",
         "            pass\n",
         KEPT,
     ),
@@ -218,5 +219,63 @@ MUTANTS = [
         "            self._tiers.require_peers()\n",
         "",
         HOSTS,
+    ),
+    Mutant(
+        "what a sweep took before the manifest came is brought again only where others refer to",
+        PROMOTE,
+        "if one.name in cargo.names]\n",
+        "if one.name in cargo.names and one.origin]\n",
+        TIERS,
+    ),
+    Mutant(
+        "a signature that a sweep took before the manifest came is not brought again",
+        PROMOTE,
+        "    if signature:\n",
+        "    if signature and cargo.is_committed:\n",
+        TIERS,
+    ),
+    Mutant(
+        "what has a manifest in the durable tier is taken for whole",
+        PROMOTE,
+        "    was_committed = is_committed(tiers.durable, checkpoint)\n",
+        "    was_committed = is_committed(tiers.durable, checkpoint)\n"
+        "    if was_committed:\n        return None\n",
+        TIERS,
+    ),
+    Mutant(
+        "a host promotes while another still rotates",
+        PROMOTER,
+        '            agree(self._comms, f"{topic}/ready", None, lambda _: None, '
+        "desk.limits.within_seconds)\n",
+        "",
+        TOGETHER,
+    ),
+    Mutant(
+        "a run ends well with its best in the near tier alone",
+        PROMOTER,
+        "sorted({newest, *self._keep} - self._done)",
+        "sorted({newest} - self._done)",
+        TIERS,
+    ),
+    Mutant(
+        "one damaged checkpoint holds up all that are promoted after it",
+        PROMOTER,
+        "                self._damaged[one] = error\n",
+        "                self._damaged[one] = error\n                break\n",
+        TIERS,
+    ),
+    Mutant(
+        "one damaged checkpoint has a promotion begin with each save",
+        PROMOTER,
+        "if any(one not in self._damaged for one in owed):",
+        "if owed:",
+        TIERS,
+    ),
+    Mutant(
+        "one damaged checkpoint may leave the near tier before it is mended",
+        PROMOTER,
+        "(*owed, *self._on_its_way)",
+        "tuple(self._on_its_way)",
+        TIERS,
     ),
 ]

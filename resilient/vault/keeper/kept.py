@@ -51,12 +51,12 @@ class KeptPromoter:
         """
         self._own.committed(desk, checkpoint, orders)
 
-    def note(self, checkpoint: CheckpointId) -> None:
+    def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Take what the keeper committed for the newest.
 
         Crash: nothing changed.
         """
-        self._own.note(checkpoint)
+        self._own.note(checkpoint, keep)
 
     def finish(self, desk: Desk, within_seconds: float) -> None:
         """Return when what was committed last is durable, whoever brings it there.

@@ -183,7 +183,7 @@ class KeeperPersister:
         if isinstance(failed, Failure):
             self._persist_here(*handed, failed)
         elif desk.promoter and desk.leads:
-            desk.promoter.note(job.about.checkpoint)
+            desk.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
         """Have the keeper bring what it committed last to the durable tier.

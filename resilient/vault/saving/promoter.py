@@ -16,10 +16,12 @@ from resilient import events
 from resilient.errors import (
     ConfigError,
     Fenced,
+    IntegrityError,
     PeerFailed,
     ResilientError,
     SaveFailed,
 )
+from resilient.format.names import parse_checkpoint
 from resilient.vault import facts
 from resilient.vault.desk import Orders
 from resilient.vault.registry.retention import Retention
@@ -92,7 +94,7 @@ class Promoter:
 
     Always promoted: what the life began from, its first save, what the run protects (its best),
     what the cadence asks for, and the last when the run closes. What failed is owed by the next
-    save.
+    save; what is damaged by the next that is due, so that one such asks for no more promotions.
 
     Args:
         tiers: both.
@@ -106,6 +108,7 @@ class Promoter:
         self._in_flight: Future[bool] | None = None
         self._on_its_way: list[CheckpointId] = []
         self._done: set[CheckpointId] = set()
+        self._damaged: dict[CheckpointId, IntegrityError] = {}
         self._newest: CheckpointId | None = None
         self._keep: tuple[CheckpointId, ...] = ()
         self._lacking: list[CheckpointId] = []
@@ -145,7 +148,6 @@ class Promoter:
             keep: what the run protects, and so wants durable.
         """
         self._saves += 1
-        self._keep = tuple(keep)
         if self._in_flight is not None and self._in_flight.done():
             self._settle()
         wanted = set(keep)
@@ -157,9 +159,11 @@ class Promoter:
         if is_due or self._saves == 1 or self._is_owing:
             wanted.add(checkpoint)
             self._began_seconds = now_seconds
-        due = tuple(sorted(wanted - self._done))
-        # What is on its way is not all there yet; nothing is, once the next begins.
-        return Orders(due, due or tuple(self._on_its_way))
+        owed = tuple(sorted(wanted - self._done))
+        if any(one not in self._damaged for one in owed):
+            # Nothing else is on its way, once the next begins.
+            return Orders(owed, owed, tuple(keep))
+        return Orders((), (*owed, *self._on_its_way), tuple(keep))
 
     def committed(self, desk: Desk, checkpoint: CheckpointId, orders: Orders) -> None:
         """Promote what is due, in the background, and rotate the near tier of this place.
@@ -174,7 +178,7 @@ class Promoter:
             checkpoint: what the near tier took just now.
             orders: what ``plan`` returned at the coordinator.
         """
-        self._newest = checkpoint
+        self._newest, self._keep = checkpoint, orders.keep
         if orders.due:
             self._settle()
             self._on_its_way = list(orders.due)
@@ -188,15 +192,15 @@ class Promoter:
             desk, near, retention, checkpoint, orders.staying, is_first=is_first
         )
 
-    def note(self, checkpoint: CheckpointId) -> None:
+    def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Take a checkpoint for the newest that somebody else has committed and seen to.
 
         Crash: nothing changed.
         """
-        self._newest = checkpoint
+        self._newest, self._keep = checkpoint, tuple(keep)
 
     def finish(self, desk: Desk, within_seconds: float) -> None:
-        """Bring the newest checkpoint to the durable tier, if it is not there.
+        """Bring to the durable tier the newest checkpoint and what the run protects.
 
         Collective: the leader of each place.
         Crash: as in ``committed``.
@@ -207,25 +211,30 @@ class Promoter:
 
         Raises:
             Fenced: a newer life began.
-            SaveFailed: it could not be brought there; the near tier has it.
+            SaveFailed: one could not be brought there; the near tier has it.
         """
         self._settle()
         # Tried once: who ends a run asks again on the way out, and was told already.
         newest, self._newest = self._newest, None
-        if newest is None or newest in self._done:
+        owed = sorted({newest, *self._keep} - self._done) if newest else []
+        if newest is None or not owed:
             return
         self._finishes += 1
         topic = f"finish/{self._finishes}"
         try:
             # A host that is gone is known at once, and not waited for.
             self._tiers.require_peers()
-            agree(self._comms, topic, newest.folder, _require_same, within_seconds)
-            self._bring(desk, topic, [newest])
+            owed = self._agree_on(topic, newest, owed, within_seconds)
+            self._bring(desk, topic, owed)
+            for one in owed:
+                if one in self._damaged:
+                    raise self._damaged[one]
         except Fenced:
             raise
         except ResilientError as error:
+            near = ", ".join(str(one) for one in owed if one not in self._done)
             raise SaveFailed(
-                f"{newest} is saved in the near tier {self._tiers.near.url} alone: {error.message}",
+                f"{near} is saved in the near tier {self._tiers.near.url} alone: {error.message}",
                 hint="mend the cause and run the same command again, where the near tier is",
             ) from error
 
@@ -244,26 +253,58 @@ class Promoter:
             self._is_owing = not in_flight.result()
             self._on_its_way = []
 
+    def _agree_on(
+        self, topic: str, newest: CheckpointId, owed: list[CheckpointId], within_seconds: float
+    ) -> list[CheckpointId]:
+        """Return what the coordinator says is owed, if all ended at the same checkpoint."""
+
+        def rule(shown: list[str]) -> list[str]:
+            if len(set(shown)) > 1:
+                ends = ", ".join(sorted(set(shown)))
+                raise PeerFailed(f"hosts ended at different checkpoints: {ends}")
+            return [one.folder for one in owed]
+
+        ruled = agree(self._comms, topic, newest.folder, rule, within_seconds)
+        return [one for folder in ruled if (one := parse_checkpoint(folder))]
+
     def _try(self, desk: Desk, ordered_by: CheckpointId, due: list[CheckpointId]) -> bool:
+        """Promote what is due and tell what failed; False if the newest of it is owed."""
+        topic = ordered_by.folder
         try:
-            self._bring(desk, ordered_by.folder, due)
+            # To who still rotates after what was brought before, older files are leftovers.
+            agree(self._comms, f"{topic}/ready", None, lambda _: None, desk.limits.within_seconds)
+            self._bring(desk, topic, due)
         except ResilientError as error:
             desk.tell(facts.PromotionFailed(due[-1].folder, error.message))
-            return False
-        return True
+        for one in due:
+            if one in self._damaged:
+                desk.tell(facts.PromotionFailed(one.folder, self._damaged[one].message))
+        return due[-1] in self._done
 
     def _bring(self, desk: Desk, topic: str, due: list[CheckpointId]) -> None:
-        """Promote each that a tier has, then rotate the durable one."""
+        """Promote each that a tier has, note which are damaged, then rotate the durable one."""
         for one in due:
-            began_seconds = desk.clock.monotonic_seconds()
-            together = Together(self._comms, f"{topic}/{one.folder}", desk.limits.within_seconds)
-            put_bytes = promote(self._tiers, one, self._mine, together)
+            try:
+                self._bring_one(desk, topic, one)
+            except IntegrityError as error:
+                # The others are as good as ever.
+                self._damaged[one] = error
+        brought = [one for one in due if one in self._done]
+        if brought:
+            self._rotate(desk, brought[-1])
+
+    def _bring_one(self, desk: Desk, topic: str, one: CheckpointId) -> None:
+        began_seconds = desk.clock.monotonic_seconds()
+        together = Together(self._comms, f"{topic}/{one.folder}", desk.limits.within_seconds)
+        put_bytes = promote(self._tiers, one, self._mine, together)
+        if put_bytes:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
-            if put_bytes:
-                desk.tell(facts.CheckpointPromoted(one.folder, put_bytes, took_seconds))
-            # What is gone, no later try would find either.
-            self._done.add(one)
-        newest = due[-1]
+            desk.tell(facts.CheckpointPromoted(one.folder, put_bytes, took_seconds))
+        # What is gone, no later try would find either.
+        self._done.add(one)
+        self._damaged.pop(one, None)
+
+    def _rotate(self, desk: Desk, newest: CheckpointId) -> None:
         if newest.generation == self._mine and desk.world.is_coordinator:
             durable, retention = self._tiers.durable, desk.limits.retention
             is_first = not self._is_marked
@@ -306,9 +347,3 @@ def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:
 
     tiers = TieredStore(near, durable, told)
     return replace(desk, store=tiers, promoter=Promoter(tiers, tiering))
-
-
-def _require_same(shown: list[str]) -> None:
-    """Refuse to finish if a place has heard of another newest checkpoint than the others."""
-    if len(set(shown)) > 1:
-        raise PeerFailed(f"hosts ended at different checkpoints: {', '.join(sorted(set(shown)))}")

@@ -2,6 +2,8 @@
 
 The manifest is the same in both, to the byte. It is put by an exclusive create after a look at
 the fence, so a checkpoint comes to be in the durable tier exactly as one that was saved there.
+Until then its files look like leftovers if a newer one is committed there, and a sweep may take
+them: so all of them are looked at once more when the manifest is there.
 """
 
 from __future__ import annotations
@@ -59,12 +61,21 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class _Cargo:
-    """What one place has of a checkpoint, when that is in the durable tier."""
+    """What one place has of a checkpoint, when that is in the durable tier.
+
+    Attributes:
+        manifest: of all places.
+        data: its bytes.
+        names: which files lie in this near tier.
+        put_bytes: what it took to bring those that were not there.
+        is_committed: whether the durable tier had the manifest before.
+    """
 
     manifest: Manifest
     data: bytes
     names: list[str]
     put_bytes: int
+    is_committed: bool
 
 
 def promote(
@@ -73,8 +84,9 @@ def promote(
     """Copy a checkpoint from the near tier to the durable one, and what it refers to.
 
     Each place brings the files that lie there; then the coordinator puts the one manifest. One
-    file at a time is in memory. A checkpoint that is durable already is left as it is, and so is
-    one that is gone.
+    file at a time is in memory. Then all look again, and bring back what a sweep took meanwhile.
+    To one that is durable already they bring what it lacks, as far as it is near; one that is
+    gone is left.
 
     Collective: the leader of each place, same checkpoint.
     Crash: files may be there; without a manifest the checkpoint is not in the durable tier, and
@@ -101,16 +113,17 @@ def promote(
         shown = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
 
     def rule(shown: list[Any]) -> dict[str, Any]:
-        return _put_manifest(tiers, cargo, shown, mine) if cargo else {"put": 0, "refers": False}
+        return _put_manifest(tiers, cargo, shown, mine) if cargo else {"put": 0, "is_new": False}
 
     ruling = _agree(together, "carried", shown, rule)
     put_bytes = int(ruling["put"])
-    if ruling["refers"]:
-        # A prune that looked before the manifest came may have taken what only this one needs.
-        again = attempt(lambda: _carry_referred(tiers, cargo))
+    if ruling["is_new"]:
+        # A sweep that looked before the manifest came may have taken any of it for leftovers.
+        leads = together.comms.world.is_coordinator
+        again = attempt(lambda: _carry_again(tiers, cargo, signature=leads))
         put_bytes += _agree(together, "again", again, sum)
-    if cargo and together.comms.world.is_coordinator and cargo.manifest.parity:
-        copy_manifest(tiers.durable, checkpoint)
+        if leads and cargo.manifest.parity:
+            copy_manifest(tiers.durable, checkpoint)
     return put_bytes
 
 
@@ -120,10 +133,9 @@ def _agree(together: Together, what: str, shown: Any, rule: Callable[[list[Any]]
 
 
 def _carry_all(tiers: TieredStore, checkpoint: CheckpointId) -> _Cargo | None:
-    """Put what lies in this near tier; None if it is all there, or the checkpoint is gone."""
-    if is_committed(tiers.durable, checkpoint):
-        return None
+    """Put what lies in this near tier; None if the checkpoint is gone."""
     key = checkpoint.manifest_key
+    was_committed = is_committed(tiers.durable, checkpoint)
     try:
         manifest, data = fetch(
             tiers, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX
@@ -132,19 +144,24 @@ def _carry_all(tiers: TieredStore, checkpoint: CheckpointId) -> _Cargo | None:
         return None
     here = [one for one in manifest.files if _size_of(tiers.near, manifest.key(one.name)) >= 0]
     put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)
-    return _Cargo(manifest, data, [one.name for one in here], put_bytes)
+    return _Cargo(manifest, data, [one.name for one in here], put_bytes, was_committed)
 
 
-def _carry_referred(tiers: TieredStore, cargo: _Cargo | None) -> int:
+def _carry_again(tiers: TieredStore, cargo: _Cargo | None, *, signature: bool) -> int:
     if cargo is None:
         return 0
-    here = [one for one in cargo.manifest.files if one.name in cargo.names and one.origin]
+    if signature:
+        _carry_signature(tiers, cargo.manifest)
+    here = [one for one in cargo.manifest.files if one.name in cargo.names]
     return sum(_carry(tiers, cargo.manifest, entry) for entry in here)
 
 
 def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int) -> dict[str, Any]:
     """Rule over what all places brought: the manifest is put here, by the coordinator alone."""
     manifest = cargo.manifest
+    put_bytes = sum(one["put"] for one in shown if one)
+    if cargo.is_committed:
+        return {"put": put_bytes, "is_new": False}
     carried = {name for one in shown if one for name in one["names"]}
     for entry in manifest.files:
         key = manifest.key(entry.name)
@@ -153,8 +170,7 @@ def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int
     _carry_signature(tiers, manifest)
     check_fence(tiers.durable, mine)
     put_manifest(tiers.durable, manifest.checkpoint.manifest_key, cargo.data)
-    put_bytes = sum(one["put"] for one in shown if one) + len(cargo.data)
-    return {"put": put_bytes, "refers": any(one.origin for one in manifest.files)}
+    return {"put": put_bytes + len(cargo.data), "is_new": True}
 
 
 def _carry(tiers: TieredStore, manifest: Manifest, entry: FileEntry) -> int:

@@ -18,9 +18,11 @@ from resilient.format.names import CheckpointId
 from resilient.testing.memory import MemoryStore
 from resilient.train.arguments import TrainingArguments
 from resilient.vault import facts
+from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.generations import claim
 from resilient.vault.registry.retention import Retention
 from resilient.vault.saving.promoter import Tiering
+from resilient.vault.tiers.promote import promote
 
 
 @pytest.fixture
@@ -38,10 +40,10 @@ class Failing(MemoryStore):
 
     def __init__(self, url="test://failing") -> None:
         super().__init__(url)
-        self.is_down = False
+        self.is_down, self.refused = False, "checkpoint-"
 
     def put(self, key, data) -> None:
-        if self.is_down and key.startswith("checkpoint-"):
+        if self.is_down and key.startswith(self.refused):
             raise StoreUnavailable("the line is cut", key=key)
         super().put(key, data)
 
@@ -62,8 +64,9 @@ class Held(MemoryStore):
 
 def test_the_first_every_nth_and_the_last_save_are_durable(near, durable):
     checkpointer = checkpointer_of(near, durable, every=3, retention=Retention())
-    save(checkpointer, 1, 2, 3, 4, 5)
+    save(checkpointer, 1, 2, 3, 4)
     checkpointer._desk.promoter._settle()
+    save(checkpointer, 5)
     assert steps(durable) == [3, 1]
     checkpointer.close()
     assert steps(durable) == [5, 3, 1]
@@ -120,6 +123,67 @@ def test_a_run_whose_last_save_is_near_alone_does_not_end_well(near):
     assert again.resume({}).step == 1
     again.close()
     assert steps(durable) == [1], "the life that began from it owed it"
+
+
+def failing_at(durable, *cut, every=9):
+    """Save four times, and protect the second from then on; ``cut``: saves with the line down."""
+    told = []
+    desk = desk_over(
+        MemoryStore("test://near"), durable, every, told=lambda _, event: told.append(event)
+    )
+    checkpointer = Checkpointer(desk)
+    checkpointer.resume({})
+    for step in range(1, 5):
+        durable.is_down = step in cut
+        save(checkpointer, step, keep=[CheckpointId(1, 2)] if step >= 2 else [])
+        checkpointer._desk.promoter._settle()
+    return checkpointer, told
+
+
+def test_the_best_that_no_promotion_brought_is_brought_when_the_run_ends():
+    durable = Failing()
+    checkpointer, _ = failing_at(durable, 2, 3, 4)
+    assert steps(durable) == [1]
+    durable.is_down = False
+    checkpointer.close()
+    assert steps(durable) == [4, 2]
+
+
+def test_a_run_whose_best_is_near_alone_does_not_end_well():
+    durable = Failing()
+    checkpointer, _ = failing_at(durable, 2, 3, 4)
+    durable.refused, durable.is_down = "checkpoint-2-", True
+    with pytest.raises(SaveFailed, match="checkpoint-2-g1, checkpoint-4-g1 is saved in the near"):
+        checkpointer.close()
+    assert steps(durable) == [1]
+
+
+def test_one_that_is_damaged_near_holds_up_no_other_and_is_told_and_stays():
+    durable = Failing()
+    checkpointer, told = failing_at(durable, 2, 3, 4)
+    promoter = checkpointer._desk.promoter
+    near, best = promoter._tiers.near, CheckpointId(1, 2)
+    key = best.key(read_manifest(near, best).files[0].name)
+    whole = near.objects[key]
+    near.objects[key] = whole[:-1] + bytes([whole[-1] ^ 1])
+    durable.is_down = False
+    told.clear()
+    for step in range(5, 11):
+        save(checkpointer, step, keep=[best])
+        promoter._settle()
+    promoted = [one for one in told if isinstance(one, facts.CheckpointPromoted)]
+    assert [one.checkpoint for one in promoted] == ["checkpoint-5-g1", "checkpoint-9-g1"], (
+        "in place of what failed, and the ninth; not each time that the best is damaged"
+    )
+    failed = [one for one in told if isinstance(one, facts.PromotionFailed)]
+    assert [one.checkpoint for one in failed] == ["checkpoint-2-g1"] * 2
+    assert 2 in steps(near), "or nobody could mend it any more"
+    with pytest.raises(SaveFailed, match="checkpoint-2-g1 is saved in the near tier"):
+        checkpointer.close()
+    assert steps(durable) == [10, 9]
+    near.objects[key] = whole
+    assert promote(promoter._tiers, best, 1)
+    assert 2 in steps(durable)
 
 
 def test_what_is_on_its_way_stays_near_and_the_next_that_is_due_waits(near):

@@ -25,6 +25,8 @@ from resilient.vault.health.verify import verify
 from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import carry_out, look
 from resilient.vault.saving.promoter import Tiering
 from resilient.vault.tiers.promote import promote
 from resilient.vault.tiers.tiers import TieredStore
@@ -180,6 +182,52 @@ def test_signed_checkpoints_stay_signed(near, durable):
     newest = committed(durable)[0]
     assert newest.key(signature_name(read_manifest(durable, newest).root)) in durable.objects
     assert read(durable, newest, signing=signing).manifest.checkpoint == newest
+
+
+class Pruned(MemoryStore):
+    """Is pruned by somebody else once it took the files of the second, before its manifest."""
+
+    def __init__(self) -> None:
+        super().__init__("test://pruned")
+        self.swept = []
+
+    def put_new(self, key, data) -> None:
+        if key == CheckpointId(1, 2).manifest_key:
+            found = look(self, Retention(5), None, in_full=True)
+            self.swept = [one.key(name) for one, name in found.unneeded()]
+            carry_out(self, found, 1)
+        super().put_new(key, data)
+
+
+def test_what_a_prune_took_for_leftovers_of_an_older_one_is_brought_again(near):
+    """The second becomes the best when a newer one is durable already, so it goes on late."""
+    durable, signing = Pruned(), Signing(SigningKey(bytes(range(32))), is_required=True)
+    desk = desk_over(near, durable, tiering=Tiering(99, 9), retention=Retention(9))
+    checkpointer = Checkpointer(replace(desk, signing=signing))
+    checkpointer.resume({})
+    second = CheckpointId(1, 2)
+    for step, keep in ((1, ()), (2, ()), (3, [CheckpointId(1, 3)]), (4, [second])):
+        save(checkpointer, step, keep=keep)
+        checkpointer._desk.promoter._settle()
+    manifest = read_manifest(durable, second)
+    names = {one.name for one in manifest.files if not one.origin}
+    names.add(signature_name(manifest.root))
+    assert set(durable.swept) == {second.key(one) for one in names}, "or nothing was tested"
+    assert not verify(durable, second, "full")
+    assert read(durable, second, signing=signing).manifest.checkpoint == second
+    checkpointer.close()
+
+
+def test_what_the_durable_tier_lacks_of_one_that_it_has_is_brought(near, durable):
+    """A crash came between the manifest and the look for what was swept meanwhile."""
+    train(near, durable)
+    newest = committed(durable)[0]
+    whole = dict(durable.objects)
+    del durable.objects[newest.key("model.r00000.safetensors")]
+    tiers = TieredStore(near, durable, print)
+    assert promote(tiers, newest, 1) == len(whole[newest.key("model.r00000.safetensors")])
+    assert durable.objects == whole
+    assert promote(tiers, newest, 1) == 0
 
 
 def test_lives_and_tags_lie_in_the_durable_tier_alone(near, durable):

@@ -1,0 +1,133 @@
+"""Promotions of several hosts that go at different speeds, and what they owe when a run ends."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hosts import host
+from manifests import parts_of
+from tiered import desk_over, steps
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.errors import StoreUnavailable
+from resilient.format.names import CheckpointId
+from resilient.testing.gang import run_gang
+from resilient.testing.memory import MemoryStore
+from resilient.vault.health.verify import verify
+from resilient.vault.saving.promoter import Tiering
+from resilient.world.memory import MemoryBoard
+
+SECOND = CheckpointId(1, 2)
+
+
+class View:
+    """The durable tier as one host sees it; a test looks at what it does there."""
+
+    exclusive = True
+
+    def __init__(self, store, on_put=None, on_list=None) -> None:
+        self._store, self._on_put, self._on_list = store, on_put, on_list
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put(self, key, data) -> None:
+        if self._on_put:
+            self._on_put(key)
+        self._store.put(key, data)
+
+    def list(self, prefix=""):
+        if self._on_list:
+            self._on_list(prefix)
+        return self._store.list(prefix)
+
+
+class Watched(MemoryBoard):
+    """Says when the other host is ready for the promotion that the fourth save orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = threading.Event()
+
+    def post(self, key, value) -> None:
+        super().post(key, value)
+        if "checkpoint-4-g1/ready" in key:
+            self.moved.set()
+
+
+@pytest.fixture
+def nears():
+    return [host("a"), host("b")]
+
+
+@pytest.fixture
+def durable():
+    return MemoryStore("test://durable")
+
+
+def run(nears, views, board, before_save) -> None:
+    """Save four times; the third is protected when it comes, and with the fourth the second."""
+    keeps = {3: [CheckpointId(1, 3)], 4: [SECOND, CheckpointId(1, 3)]}
+
+    def rank_main(world, _):
+        desk = desk_over(
+            nears[world.rank],
+            views[world.rank],
+            board=board,
+            world=world,
+            tiering=Tiering(99, 9),
+        )
+        checkpointer = Checkpointer(desk)
+        checkpointer.resume({})
+        for step in range(1, 5):
+            before_save(world, checkpointer, step)
+            checkpointer.save(step, parts_of(step), About(), keep=keeps.get(step, []))
+            checkpointer.wait()
+        checkpointer.close()
+
+    run_gang(2, rank_main)
+
+
+def test_no_host_brings_an_older_one_while_the_other_rotates_after_a_newer(nears, durable):
+    board, armed, swept = Watched(), threading.Event(), []
+
+    def on_list(prefix) -> None:
+        in_promotion = threading.current_thread().name.startswith("resilient-promote")
+        if in_promotion and prefix.startswith("checkpoint") and armed.is_set():
+            armed.clear()
+            assert board.moved.wait(20), "host b neither waits nor goes on"
+
+    def on_put(key) -> None:
+        if key.startswith("checkpoint-2-g1/"):
+            durable.put(key, b"")
+            board.moved.set()
+
+    def before_save(world, checkpointer, step) -> None:
+        if step < 4:
+            checkpointer._desk.promoter._settle()
+        if step == 3 and world.is_coordinator:
+            armed.set()
+
+    delete = durable.delete
+    durable.delete = lambda key: (swept.append(key), delete(key))
+    run(nears, [View(durable, on_list=on_list), View(durable, on_put=on_put)], board, before_save)
+    assert not armed.is_set(), "or nothing was tested"
+    assert swept
+    assert not [key for key in swept if key.startswith("checkpoint-2-g1/")]
+    assert not verify(durable, SECOND, "full")
+
+
+def test_all_hosts_bring_what_the_run_protects_before_it_ends(nears, durable):
+    """One host could not bring its files of the best; the end is where both try again."""
+    refused = []
+
+    def on_put(key) -> None:
+        if key.startswith("checkpoint-2-g1/") and not refused:
+            refused.append(key)
+            raise StoreUnavailable("the line is cut", key=key)
+
+    run(nears, [View(durable), View(durable, on_put=on_put)], MemoryBoard(), lambda *_: None)
+    assert refused
+    assert 2 in steps(durable)
+    assert not verify(durable, SECOND, "full")
