@@ -241,4 +241,11 @@ MUTANTS = [
         "replace(job, topic=topic)",
         FAILED,
     ),
+    Mutant(
+        "what a keeper could not write stays on a full disk",
+        "resilient/vault/keeper/link.py",
+        "            _free(desk, job)\n",
+        "",
+        "tests/process/test_keeper_memory.py -k could_not_write",
+    ),
 ]

@@ -12,7 +12,7 @@ from resilient.agent.keeping import Keeping
 from resilient.agent.options import KeeperWishes
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, SaveFailed
 from resilient.events import Emitter
 from resilient.format.names import CheckpointId
 from resilient.storage.local import LocalStore
@@ -38,6 +38,21 @@ def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_d
     assert checkpointer.committed() == [CheckpointId(1, 2), CheckpointId(1, 1)]
     assert names(checkpointer.seen).count("KeeperBypassed") >= 1
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
+
+
+def test_a_save_that_the_keeper_could_not_write_leaves_nothing_on_the_disk(start, tmp_path):
+    """On a full disk what it leaves would be in the way of the next save."""
+    checkpointer = begun(start(), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint-1-g1"
+    (folder / "state.json" / "in the way").mkdir(parents=True)
+    checkpointer.save(1, weight(1, 500_000), About())
+    with pytest.raises(SaveFailed):
+        checkpointer.wait()
+    assert [one.name for one in folder.iterdir()] == ["state.json"]
+    checkpointer.save(2, weight(2, 500_000), About())
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 2)]
+    assert "KeeperBypassed" not in names(checkpointer.seen)
 
 
 def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):

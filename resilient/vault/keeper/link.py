@@ -19,6 +19,7 @@ from resilient.errors import (
     PeerFailed,
     ResilientError,
 )
+from resilient.storage.space import free_bytes
 from resilient.vault import facts
 from resilient.vault.keeper.conversation import Conversation
 from resilient.vault.keeper.guest import KeeperAddress, introduction, tiers_to_json
@@ -28,6 +29,7 @@ from resilient.vault.keeper.stream import feed
 from resilient.vault.keeper.verdict import find_verdict
 from resilient.vault.reading.held import Held
 from resilient.vault.reading.recall import RecallingStore
+from resilient.vault.rotation.rotate import discard
 from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.agreement import Failure, agree, attempt
 from resilient.world.serving import Address
@@ -262,8 +264,9 @@ class KeeperPersister:
         try:
             is_gone = agree(desk.comms, f"{topic}/why", shown, _is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
-            is_gone = False
+            raise failed.cause or failed.to_error(1) from None
         if not is_gone:
+            _free(desk, job)
             raise failed.cause or failed.to_error(1)
         desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, failed.message))
         self._is_last_kept = False
@@ -334,3 +337,12 @@ def _way(shown: list[Any]) -> dict[str, Any]:
 
 def _is_any_gone(shown: list[Any]) -> bool:
     return any(one["gone"] for one in shown)
+
+
+def _free(desk: Desk, job: Job) -> None:
+    """Delete what a save left that every keeper gave up, where room is bounded.
+
+    All keepers have answered, so none of them writes any more; a bucket's answer may come late.
+    """
+    if desk.leads and free_bytes(desk.store) is not None:
+        attempt(lambda: discard(desk.store, job.about.checkpoint))
