@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from deepspeed_forks import exit_codes, fork_world
 from strategies_worker import Rows, Tower
+from strategy_kinds import Kind
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.storage.open import open_store
@@ -127,7 +128,7 @@ def train(folder, kind, batch, accumulation, short_after, die_after):
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     torch.manual_seed(0)
     folder.mkdir(exist_ok=True)
-    model = Tight()
+    model = Tight(Kind())
     trainer = Remembers(
         model,
         TrainingArguments(
