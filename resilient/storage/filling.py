@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from resilient.storage.buffers import Room
     from resilient.storage.store import Store
 
-_SHARING_MAX = 4
-"""A thread and, where files are made as they are written, memory for each."""
+_SHARING_MAX = 8
+"""A thread for each."""
 
 Arrived = Callable[[int, int], None]
 """Told of each piece, as soon as it is there, where in the room it begins and stops.
@@ -73,7 +73,6 @@ def files_at_once(store: Store, size_bytes: int) -> int:
     store that bounds them by itself is given some more files, so that it always has parts to send.
     """
     best = ranges_of(store)
-    parts = max(-(-size_bytes // best.part_bytes), 1)
     if best.are_shared:
-        return min(max(2 * best.in_flight // parts, 2), _SHARING_MAX)
-    return max(best.in_flight // parts, 1)
+        return min(max(2 * best.in_flight // best.count_for(size_bytes), 2), _SHARING_MAX)
+    return max(best.in_flight // max(-(-size_bytes // best.part_bytes), 1), 1)

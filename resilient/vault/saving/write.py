@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from resilient.format.digest import digest_with, nobody
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
 from resilient.format.parity import grouped, protect
+from resilient.format.shard import StreamedFile
 from resilient.storage.filling import files_at_once
 from resilient.vault.access.pool import each
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 8 << 20
 """A save that is no larger is written one file after the other: threads would not pay."""
+
+_STREAMED_AT_ONCE_MAX = 4
+"""A file without memory has its bytes made for the time that it is written."""
 
 
 def write(  # noqa: PLR0913 - a save as one rank sees it
@@ -60,6 +64,8 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     groups = grouped([file.name for file in files], rank, parity)
     sizes = [file.size_bytes for file in files]
     at_once = files_at_once(store, max(sizes, default=0)) if sum(sizes) > SMALL_BYTES else 1
+    if any(isinstance(file, StreamedFile) for file in files):
+        at_once = min(at_once, _STREAMED_AT_ONCE_MAX)
     everything = chain(files, protect(files, groups))
 
     def write_one(file: Lending) -> tuple[FileEntry, Sequence[TensorEntry]]:

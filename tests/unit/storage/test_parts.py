@@ -81,5 +81,5 @@ class Sharing(MemoryStore):
 
 
 def test_a_store_that_bounds_its_parts_by_itself_is_given_files_enough_to_fill_them():
-    at_once = {size: files_at_once(Sharing(), size) for size in (0, 1000, 4000, 6000, 90_000)}
-    assert at_once == {0: 4, 1000: 4, 4000: 4, 6000: 2, 90_000: 2}
+    at_once = {size: files_at_once(Sharing(), size) for size in (0, 1000, 2100, 4000, 6000, 90_000)}
+    assert at_once == {0: 8, 1000: 8, 2100: 8, 4000: 4, 6000: 2, 90_000: 2}

@@ -11,7 +11,7 @@ from resilient.format.digest import digest_bytes, digest_file
 from resilient.format.manifest import StoredRegion, TensorEntry
 from resilient.format.names import CheckpointId
 from resilient.format.regions import whole
-from resilient.format.shard import HostFile
+from resilient.format.shard import HostFile, StreamedFile
 from resilient.storage.filling import files_at_once, ranges_of
 from resilient.storage.parts import Parts
 from resilient.testing.memory import MemoryStore
@@ -61,6 +61,19 @@ class Watched(MemoryStore):
                 self.inside -= 1
 
 
+class Sharing(Watched):
+    """Has so many on their way at once as it is told to wait for."""
+
+    ranges = Parts(part_bytes=SIZE_BYTES, in_flight=8, are_shared=True)
+
+    def __init__(self, meet):
+        meeting = threading.Barrier(meet, timeout=10)
+        super().__init__(lambda _: meeting.wait())
+
+    def fill(self, key, start, room, arrived):
+        pytest.fail("nothing is read")
+
+
 def test_large_files_are_put_at_once_and_the_receipt_keeps_their_order():
     meeting = threading.Barrier(FILES_AT_ONCE, timeout=10)
     store = Watched(lambda _: meeting.wait())
@@ -78,6 +91,21 @@ def test_large_files_are_put_at_once_and_the_receipt_keeps_their_order():
         (one,) = tensor.regions
         content = store.objects[CHECKPOINT.key(one.file)]
         assert one.digest == digest_bytes(content[one.start : one.start + one.size_bytes])
+
+
+def test_files_that_are_made_as_they_are_written_are_fewer_at_once():
+    def streamed(file):
+        def fill(room):
+            room[:] = file.data
+
+        return StreamedFile(file.name, len(file.data), file.tensors, fill)
+
+    everything, four = Sharing(8), Sharing(4)
+    mine = files()
+    write(everything, CHECKPOINT, 0, mine)
+    write(four, CHECKPOINT, 0, [streamed(one) for one in mine])
+    assert (everything.most, four.most) == (8, 4)
+    assert four.objects == {CHECKPOINT.key(one.name): one.data for one in mine}
 
 
 def test_a_small_save_is_put_in_one_thread():
