@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -67,8 +68,13 @@ class Sharing(Watched):
     ranges = Parts(part_bytes=SIZE_BYTES, in_flight=8, are_shared=True)
 
     def __init__(self, meet):
-        meeting = threading.Barrier(meet, timeout=10)
-        super().__init__(lambda _: meeting.wait())
+        self.meeting = threading.Barrier(meet, timeout=10)
+        super().__init__(self.meet)
+
+    def meet(self, _):
+        self.meeting.wait()
+        # For whoever ought not to be there.
+        time.sleep(0.05)
 
     def fill(self, key, start, room, arrived):
         pytest.fail("nothing is read")
