@@ -36,6 +36,7 @@ _HOMES = {
     "Seq2SeqTrainer": "resilient.train.seq2seq",
     "Seq2SeqTrainingArguments": "resilient.train.seq2seq",
     "TrainingArguments": "resilient.train.arguments",
+    "heartbeat": "resilient.world.pulse",
     "metrics_for": "resilient.train.evaluation.metrics",
     "open_checkpointer": "resilient.opening",
     "open_store": "resilient.storage.open",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,9 +39,10 @@ from resilient.agent.facts import (
     GroupRestarted,
     RunEnded,
     RunGivenUp,
-    WorkerFailed,
     WorkerGroupStarted,
+    tell_failure,
 )
+from resilient.agent.health import Health
 from resilient.agent.keeping import Keeping
 from resilient.agent.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.membership import ExitBarrier, MembershipWatch
@@ -93,6 +93,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._budget = Budget(restarts_left=spec.max_restarts)
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
+        self._health = Health(self._folder, patience.hang, clock)
         self._cause = "start"
         self._number = 0
         self._life: Life | None = None
@@ -166,7 +167,9 @@ class ResilientAgent(SimpleElasticAgent):
         members = MembershipWatch(group.spec.rdzv_handler, patience.interval_seconds, clock)
         nodes = group.group_world_size
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
-        around = Surroundings(self._stops, members, barrier, patience, clock, self._emit)
+        around = Surroundings(
+            self._stops, members, barrier, self._health, patience, clock, self._emit
+        )
         watch = LifeWatch(self._workers, around)
         members.start()
         try:
@@ -185,28 +188,12 @@ class ResilientAgent(SimpleElasticAgent):
         return action
 
     def _report(self, failures: list[Failure], action: Action) -> None:
-        first, *others = failures
         follows = (
             f"restart as life {self._number + 1}, {self._budget.restarts_left} restarts left"
             if isinstance(action, Restart)
             else f"exit {action.code}"
         )
-        self._emit(
-            WorkerFailed(
-                rank=first.exit.command.rank,
-                local_rank=first.exit.command.local_rank,
-                host=socket.gethostname(),
-                pid=first.exit.pid,
-                life=self._number,
-                status=first.status,
-                error=first.error.message,
-                hint=first.error.hint,
-                traceback=first.error.traceback,
-                others=len(others),
-                safe=self._progress.describe(),
-                follows=follows,
-            )
-        )
+        self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
 
     def _leave_rendezvous(self, action: Finish | GiveUp) -> None:
         """Close the rendezvous if the run is over; a preempted one will come back to it."""
@@ -225,6 +212,7 @@ class ResilientAgent(SimpleElasticAgent):
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         self._keeping.ready()
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]
+        self._health.begin({one.local_rank: one.rank for one in commands})
         self._workers = WorkerGroup(commands, self._clock)
         self._emit(
             WorkerGroupStarted(

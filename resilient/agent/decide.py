@@ -7,6 +7,7 @@ succeeded  all workers ended with 0        finish 0
 preempted  a worker ended with 75          finish 75: all ranks agreed and saved
 failed     with a permanent code           give up with that code
 failed     again without a new checkpoint  give up with 70
+failed     hung, and no restart is left    give up with 69
 failed     no restart is left              give up with the code, a signal as 128 + n
 failed     while a stop was asked for      finish 75: the requeue is the restart
 failed     otherwise                       restart, one restart less
@@ -25,6 +26,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from resilient.agent.causes import Cause
 from resilient.errors import CrashLoop, PeerFailed, Preempted
 
 CODE_PREEMPTED = Preempted.exit_code
@@ -58,6 +60,7 @@ class Outcome:
         stop_signal: the signal that asked the agent to stop, 0 when none did.
         is_echo: the worker only reports that a rank elsewhere failed.
         reason: detail for a person, where the kind alone does not say it.
+        cause: why the worker failed that failed first.
     """
 
     kind: Kind
@@ -65,6 +68,7 @@ class Outcome:
     stop_signal: int = 0
     is_echo: bool = False
     reason: str = ""
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,8 @@ def _leave(outcome: Outcome) -> Action:
 
 def _after_failure(outcome: Outcome, budget: Budget) -> Action:
     code = exit_code(outcome.status)
-    if code in PERMANENT_CODES and not outcome.is_echo:
+    is_hang = outcome.cause is Cause.HANG
+    if code in PERMANENT_CODES and not outcome.is_echo and not is_hang:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
     if budget.no_progress_lives >= budget.no_progress_lives_max:
         return GiveUp(
@@ -177,7 +182,7 @@ def _after_failure(outcome: Outcome, budget: Budget) -> Action:
         return Finish(
             CODE_PREEMPTED, "asked to stop during a restart: the same command resumes instead"
         )
-    return Restart("failure", is_paid=True)
+    return Restart("hang" if is_hang else "failure", is_paid=True)
 
 
 def _after_stop(outcome: Outcome) -> Action:

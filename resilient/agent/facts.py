@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import signal
+import socket
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from resilient.agent.causes import Cause
 from resilient.agent.decide import name_of
 from resilient.events import Event, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.agent.failures import Failure
 
 _TRACEBACK_LINES_MAX = 15
 
@@ -41,6 +48,7 @@ class WorkerFailed(Event):
         pid: its process.
         life: in which life of the group.
         status: exit code, or minus the signal's number.
+        cause: why, as one word of :class:`resilient.agent.causes.Cause`.
         error: the exception, ``ValueError: boom``; empty when the worker left no word.
         hint: what an error of ours says to run next.
         traceback: as python prints it.
@@ -56,6 +64,7 @@ class WorkerFailed(Event):
     pid: int
     life: int
     status: int
+    cause: str
     error: str
     hint: str
     traceback: str
@@ -67,7 +76,7 @@ class WorkerFailed(Event):
         """Say who failed first, how, what is safe and what follows."""
         rows = [
             ("where", f"host {self.host}, pid {self.pid}, local rank {self.local_rank}"),
-            ("exit", _explain(self.status)),
+            ("exit", _explain(self.status, self.cause)),
             ("others", _count(self.others)),
             ("safe", self.safe),
             ("hint", self.hint),
@@ -79,6 +88,26 @@ class WorkerFailed(Event):
         body = [f"  {name:<7} {text}" for name, text in rows if text]
         quoted = [f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]]
         return "\n".join([head, *quoted, *body])
+
+
+def tell_failure(failures: Sequence[Failure], life: int, safe: str, follows: str) -> WorkerFailed:
+    """Return the fact of the first of ``failures``; the others are counted."""
+    first = failures[0]
+    return WorkerFailed(
+        rank=first.exit.command.rank,
+        local_rank=first.exit.command.local_rank,
+        host=socket.gethostname(),
+        pid=first.exit.pid,
+        life=life,
+        status=first.status,
+        cause=first.cause.value,
+        error=first.error.message,
+        hint=first.error.hint,
+        traceback=first.error.traceback,
+        others=len(failures) - 1,
+        safe=safe,
+        follows=follows,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +176,9 @@ class RunGivenUp(RunEnded):
     level: ClassVar[Level] = Level.ERROR
 
 
-def _explain(status: int) -> str:
+def _explain(status: int, cause: str) -> str:
+    if cause == Cause.HANG.value:
+        return "killed by the agent after its stacks were taken"
     if status == -signal.SIGKILL:
         return "SIGKILL: most often the kernel's out-of-memory killer (dmesg says so)"
     if status == -signal.SIGBUS:

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilient.agent.causes import Cause
 from resilient.agent.decide import CODE_PREEMPTED
 from resilient.errors import DeadlineExceeded, PeerFailed
 
@@ -47,10 +48,24 @@ class WorkerError:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker that failed, with its own words."""
+    """A worker that failed, with its own words.
+
+    Attributes:
+        exit: how its process ended.
+        error: what it left to say.
+        known_cause: why, where something else than its end says so.
+    """
 
     exit: WorkerExit
     error: WorkerError
+    known_cause: Cause | None = None
+
+    @property
+    def cause(self) -> Cause:
+        """Why it failed, as far as that is known."""
+        if self.known_cause is not None:
+            return self.known_cause
+        return Cause.SIGNAL if self.status < 0 else Cause.EXIT
 
     @property
     def status(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from resilient.agent.heartbeat import HangRule
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,12 +20,14 @@ class Patience:
         grace_seconds: from SIGTERM to SIGKILL when the workers have something to save.
         survivor_seconds: the same after a failure, when it is saved or lost already.
         barrier_seconds: how long finished nodes wait for the others.
+        hang: how long workers may show no progress.
     """
 
     interval_seconds: float = 0.1
     grace_seconds: float = 25.0
     survivor_seconds: float = 2.0
     barrier_seconds: float = 300.0
+    hang: HangRule = field(default_factory=HangRule)
 
 
 @dataclass(frozen=True, slots=True)

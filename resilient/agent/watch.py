@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from resilient.agent.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
 from resilient.agent.failures import Failure, find_failures
+from resilient.agent.hanging import end_hung
 
 if TYPE_CHECKING:
+    from resilient.agent.health import Health
     from resilient.agent.membership import ExitBarrier, MembershipWatch
     from resilient.agent.options import Patience
     from resilient.agent.stops import Stops
@@ -31,6 +33,7 @@ class Surroundings:
     stops: Stops
     members: MembershipWatch
     barrier: ExitBarrier
+    health: Health
     patience: Patience
     clock: Clock
     emit: Emitter
@@ -49,6 +52,7 @@ class LifeWatch:
         self._stops = around.stops
         self._members = around.members
         self._barrier = around.barrier
+        self._health = around.health
         self._patience = around.patience
         self._clock = around.clock
         self._emit = around.emit
@@ -72,7 +76,16 @@ class LifeWatch:
             return self._fail()
         if not self._group.is_running and self._barrier.is_passed():
             return Outcome(Kind.SUCCEEDED)
-        return self._look_around()
+        return self._look_at_progress() or self._look_around()
+
+    def _look_at_progress(self) -> Outcome | None:
+        running = set(self._group.running_ranks)
+        pids = self._group.pids
+        hang = self._health.look(pids, running)
+        if hang is None:
+            return None
+        outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
+        return outcome
 
     def _look_around(self) -> Outcome | None:
         if self._members.is_changed:

@@ -14,6 +14,7 @@ from resilient.errors import ResilientError
 from resilient.strategies.detour import detour_of
 from resilient.train.data.sampling import draw_for_loader
 from resilient.train.data.streams import StreamLoader
+from resilient.train.reporting import TrainingStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from resilient.train.measures.counting import Counter
     from resilient.train.measures.meters import Meters
     from resilient.train.saving import Saver
+    from resilient.train.state import TrainerState
     from resilient.train.stop import StopGate
 
 
@@ -89,6 +91,18 @@ class Run:
         if detour is not None:
             return detour.numbers
         return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
+
+    def started(self, state: TrainerState) -> TrainingStarted:
+        """Return the fact that the loop begins, or goes on."""
+        return TrainingStarted(
+            state.global_step,
+            state.max_steps,
+            state.num_train_epochs,
+            self.cursor.size,
+            self.step_samples,
+            self.deal.ranks,
+            self.trained_numbers,
+        )
 
     @property
     def step_samples(self) -> int:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, SaveFailed
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    SaveFailed,
+)
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.train.arguments.changes import changes_between, require_resumable
 from resilient.train.reporting import ArgumentsChanged, BestModelMissing, SaveRetried
@@ -206,6 +212,24 @@ class Saver:
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
+
+
+def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:
+    """Say whether the model that ``metrics`` are of is the best so far, and note it in ``state``.
+
+    Raises:
+        ConfigError: ``metric_for_best_model`` is none of them.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+    if name not in metrics:
+        raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
+    up = bool(args.greater_is_better)
+    if not improves(metrics[name], state.best_metric, greater_is_better=up):
+        return False
+    state.best_metric, state.best_global_step = metrics[name], state.global_step
+    return True
 
 
 def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:

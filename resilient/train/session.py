@@ -26,6 +26,7 @@ from resilient.world.comms import Comms
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_repository
 from resilient.world.memory import MemoryBoard
+from resilient.world.pulse import own_pulse
 from resilient.world.world import World
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
     from resilient.train.arguments import TrainingArguments
     from resilient.world.gang import Gang
+    from resilient.world.pulse import Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Session:
     emit: Emitter
     args: TrainingArguments
     events: Path
+    pulse: Pulse
 
     @property
     def world(self) -> World:
@@ -197,6 +200,7 @@ def open_session(args: TrainingArguments) -> Session:
         emit=open_emitter(clock, gang.world, output, events, args.get_process_log_level()),
         args=args,
         events=events,
+        pulse=own_pulse(),
     )
 
 

@@ -6,21 +6,23 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilient.errors import ConfigError, Preempted
+from resilient.errors import Preempted
 from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, cut_batches, restore
 from resilient.train.callbacks.shown_states import shown_states
+from resilient.train.model.compiling import showing_compilers
 from resilient.train.model.noise import noisy_embeddings
 from resilient.train.model.overflow import looking_at_numbers
 from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
-from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStarted, TrainingStopped
-from resilient.train.saving import improves
+from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStopped
+from resilient.train.saving import is_best
 from resilient.train.state import TrainerControl
 from resilient.train.stop import listening_to_signals
 from resilient.train.surface import searching
 from resilient.train.surface.base import TrainerBase
 from resilient.train.surface.predicting import speeds
+from resilient.world.pulse import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,6 +100,9 @@ class Trainer(TrainerBase):
             searching.take_trial(self, trial)
         with ExitStack() as stack:
             stack.callback(self.callback_handler.close)
+            stack.enter_context(showing_compilers(self.session.pulse, self.args))
+            self.session.pulse.enter(Phase.FIRST)
+            stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
             run = assemble(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
@@ -114,7 +119,7 @@ class Trainer(TrainerBase):
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
-        self._tell_start(run)
+        self._tell(run.started(self.state))
         run.model.train()
         set_mode(run.optimizer, training=True)
         self.callback_handler.fire("on_train_begin")
@@ -165,6 +170,7 @@ class Trainer(TrainerBase):
     def _train_step(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """Make one optimizer step; return the micro-batches that come after it."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
+        self.session.pulse.begin_step()
         fire("on_step_begin")
         if run.fitting is None:
             self._make_gradients(run, run.model, batches)
@@ -183,6 +189,7 @@ class Trainer(TrainerBase):
         state.global_step += 1
         state.epoch = plan.epoch_fraction(run.deal, run.cursor)
         run.counter.end_step()
+        self.session.pulse.end_step(state.global_step)
         fire("on_step_end")
         return batches
 
@@ -191,14 +198,18 @@ class Trainer(TrainerBase):
         # The last group of an epoch may be short; its loss is divided by its own size.
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
-        samples, count = self.get_batch_samples(batches, group, self.session.device)
+        pulse = self.session.pulse
+        with pulse.during(Phase.LOADING):
+            samples, count = self.get_batch_samples(batches, group, self.session.device)
         counted = () if count is None else (count,)
         if run.pipeline is not None:
             pass_through(self, run, list(samples), counted)
             return
         samples = iter(samples)
         for nth in range(1, group + 1):
-            inputs, last = next(samples), nth == group
+            with pulse.during(Phase.LOADING):
+                inputs = next(samples)
+            last = nth == group
             with nullcontext() if last else run.strategy.no_sync(run.model):
                 run.meters.add_loss(self.training_step(model, inputs, *counted))
             if run.counter.is_on:
@@ -218,20 +229,6 @@ class Trainer(TrainerBase):
             batches = run.batches(begins=False)
         return batches
 
-    def _tell_start(self, run: Run) -> None:
-        state, cursor = self.state, run.cursor
-        self._tell(
-            TrainingStarted(
-                state.global_step,
-                state.max_steps,
-                state.num_train_epochs,
-                cursor.size,
-                run.step_samples,
-                run.deal.ranks,
-                run.trained_numbers,
-            )
-        )
-
     def _log_evaluate_save(self, run: Run) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""
         control = self.control
@@ -244,7 +241,8 @@ class Trainer(TrainerBase):
             control.should_evaluate = False
             run.saver.before_update()
             run.strategy.align(run.model)
-            metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
+            with self.session.pulse.during(Phase.EVALUATING):
+                metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
             schedules.step_after_evaluation(run.scheduler, self.args, metrics)
             self._judge(run, metrics)
         if control.should_save:
@@ -253,15 +251,7 @@ class Trainer(TrainerBase):
 
     def _judge(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Decide whether the model that was just evaluated is the best so far."""
-        if self.args.metric_for_best_model is None:
-            return
-        name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if name not in metrics:
-            raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
-        up = bool(self.args.greater_is_better)
-        if improves(metrics[name], self.state.best_metric, greater_is_better=up):
-            self.state.best_metric = metrics[name]
-            self.state.best_global_step = self.state.global_step
+        if is_best(self.args, self.state, metrics):
             run.saver.found_best()
             self.control.should_save |= self.args.save_strategy == "best"
 
@@ -269,7 +259,9 @@ class Trainer(TrainerBase):
         run.strategy.align(run.model)
         run.counter.settle()
         self.state.stateful_callbacks = shown_states(self.callback_handler)
-        if run.saver.save():
+        with self.session.pulse.during(Phase.SAVING):
+            is_saved = run.saver.save()
+        if is_saved:
             self.callback_handler.fire("on_save")
 
     def _leave(self, run: Run) -> None:

@@ -69,6 +69,14 @@ DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
 Interval = Annotated[
     float, _option("Seconds between two questions whether nodes want to join.", min=0.01)
 ]
+HangDeadline = Annotated[
+    str,
+    _option("Seconds that a step may take before its ranks hang; auto learns it, off never asks."),
+]
+HangFloor = Annotated[float, _option("A deadline that is learned is never shorter.", min=0.1)]
+HangPatience = Annotated[
+    float, _option("Seconds for the first step, loading, evaluation, all that is no step.", min=0.1)
+]
 Nnodes = Annotated[str, _option("Nodes: N or MIN:MAX.")]
 Standalone = Annotated[
     bool, _option("One node that meets nobody; the default for one node.", "--standalone")
@@ -101,6 +109,9 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     events: Events = "",
     dry_run: DryRun = False,
     monitor_interval: Interval = 0.1,
+    hang_deadline: HangDeadline = "auto",
+    hang_floor: HangFloor = 60.0,
+    hang_patience: HangPatience = 1800.0,
     nnodes: Nnodes = "1",
     standalone: Standalone = False,
     rdzv_backend: Backend = "c10d",
@@ -118,6 +129,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     same command resumes.
     """
     from resilient import build
+    from resilient.agent.heartbeat import parse_hang_rule
     from resilient.agent.memory import parse_host_bytes
 
     if not module and not Path(script).is_file():
@@ -133,7 +145,11 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
-        patience=build.Patience(interval_seconds=monitor_interval, grace_seconds=grace),
+        patience=build.Patience(
+            interval_seconds=monitor_interval,
+            grace_seconds=grace,
+            hang=parse_hang_rule(hang_deadline, hang_floor, hang_patience),
+        ),
         wishes=build.Wishes(
             repo,
             resume,

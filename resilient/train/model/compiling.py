@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.train.arguments.words import did_you_mean
+from resilient.world.pulse import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from resilient.train.arguments import TrainingArguments
+    from resilient.world.pulse import Pulse
 
 INDUCTOR = "inductor"
 
@@ -33,6 +40,34 @@ def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
     if backend == INDUCTOR and next(model.parameters()).device.type == "cpu":
         _require_compiler()
     model.compile(backend=backend, mode=args.torch_compile_mode)
+
+
+@contextmanager
+def showing_compilers(pulse: Pulse, args: TrainingArguments) -> Iterator[None]:
+    """Show when torch's compiler is at work: a step may then take minutes, and is no hang."""
+    name = "torch._dynamo.callback"
+    # Imported by whoever compiles; it costs a second, so not for nothing.
+    module: Any = import_module(name) if args.torch_compile else sys.modules.get(name)
+    if module is None:
+        yield
+        return
+    before: list[Phase] = []
+
+    def begin(_: object) -> None:
+        before.append(pulse.phase)
+        pulse.enter(Phase.COMPILING)
+
+    def end(_: object) -> None:
+        pulse.enter(before.pop())
+
+    handler = module.callback_handler
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        handler.remove_start_callback(begin)
+        handler.remove_end_callback(end)
 
 
 def _require_backend(backend: str) -> None:

@@ -148,6 +148,7 @@ class TrainerPrediction(TrainerHooks):
         with weights_in(self.model, evaluation_dtype(self.args)):
             for inputs in loader:
                 batches += 1
+                self.session.pulse.again()
                 batch = step(inputs)
                 tally.add(*batch)
                 if by_batch is not None:

@@ -112,6 +112,7 @@ class LossHooks:
             The micro-batch's part of the loss of its step, detached (a scalar).
         """
         loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
+        self.session.pulse.need_others()
         self.precision.backward(loss)
         detached: torch.Tensor = loss.detach()
         return detached

@@ -13,6 +13,7 @@ def failed(**changes):
         "pid": 42,
         "life": 2,
         "status": 1,
+        "cause": "exit",
         "error": "ValueError: boom",
         "hint": "",
         "traceback": "".join(f"line {number}\n" for number in range(40)),

@@ -1,0 +1,89 @@
+"""The ranks of this host under observation: their pulses, their processes, and what they did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient.agent.heartbeat import Hang, Learned, Vital, find_hang
+from resilient.agent.stacks import RankStacks, collect_stacks, state_of
+from resilient.world.pulse import pulse_path, read_signs, stacks_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from resilient.agent.heartbeat import HangRule
+    from resilient.clock import Clock
+
+_LOOK_SECONDS = 0.25
+
+
+class Health:
+    """Looks whether the ranks of this host get on; remembers what a run's lives have shown.
+
+    Args:
+        notes: the agent's folder, where the ranks show their signs.
+        rule: how long is too long.
+        clock: whose monotonic time the ranks show too.
+    """
+
+    def __init__(self, notes: Path, rule: HangRule, clock: Clock) -> None:
+        self._notes = str(notes)
+        self._rule = rule
+        self._clock = clock
+        self._learned = Learned()
+        self._known = Learned()
+        self._ranks: Mapping[int, int] = {}
+        self._stopped: dict[int, float] = {}
+        self._hangs = 0
+        self._steps_at_hang = -1
+        self._looked_at_seconds = 0.0
+
+    def begin(self, ranks: Mapping[int, int]) -> None:
+        """Forget the ranks of the life before, and keep what was learned from them.
+
+        Args:
+            ranks: rank among all, by local rank.
+        """
+        for local in {*ranks, *self._ranks}:
+            pulse_path(self._notes, local).unlink(missing_ok=True)
+            stacks_path(self._notes, local).unlink(missing_ok=True)
+        self._ranks = dict(ranks)
+        self._stopped.clear()
+        self._known = self._learned
+
+    def look(self, pids: Mapping[int, int], running: Collection[int]) -> Hang | None:
+        """Return the hang of this host's ranks, None while there is none.
+
+        Args:
+            pids: process of each local rank.
+            running: the ranks, among all, that have not ended.
+        """
+        now_seconds = self._clock.monotonic_seconds()
+        if not self._rule.is_on or now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
+            return None
+        self._looked_at_seconds = now_seconds
+        found = (self._vital(local, pid, now_seconds) for local, pid in pids.items())
+        vitals = [one for one in found if one is not None and one.rank in running]
+        self._learned = self._known.after([one.signs for one in vitals])
+        steps = max((one.signs.step for one in vitals), default=-1)
+        if steps > self._steps_at_hang:
+            self._hangs = 0
+        hang = find_hang(vitals, self._learned, self._rule.doubled(self._hangs), now_seconds)
+        if hang is not None:
+            self._hangs, self._steps_at_hang = self._hangs + 1, max(steps, self._steps_at_hang)
+        return hang
+
+    def stacks(self, pids: Mapping[int, int]) -> list[RankStacks]:
+        """Return what every rank of this host is doing; a stopped one goes on for it."""
+        return collect_stacks(self._notes, pids, self._ranks, self._clock)
+
+    def _vital(self, local: int, pid: int, now_seconds: float) -> Vital | None:
+        signs = read_signs(pulse_path(self._notes, local))
+        if signs is None:
+            return None
+        state = state_of(pid)
+        if state != "T":
+            self._stopped.pop(local, None)
+        stopped = self._stopped.setdefault(local, now_seconds) if state == "T" else None
+        return Vital(self._ranks[local], signs, state, stopped)

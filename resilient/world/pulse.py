@@ -1,0 +1,286 @@
+"""A rank's signs of progress, in a small file that it shares with the agent of its host.
+
+A sign is a few stores into mapped memory: it costs about a microsecond, needs no network, and
+the agent can read it whatever the rank and its collectives are doing. The times in it are those
+of the monotonic clock, which all processes of a host share.
+
+The same file's neighbour receives the stacks of all threads when the agent sends
+:data:`STACKS_SIGNAL`: the handler is faulthandler's, in C, so that a rank answers which is stuck
+inside a collective or holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.clock import SystemClock
+from resilient.world.launch import read_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.clock import Clock
+
+STACKS_SIGNAL = signal.SIGRTMIN + 10
+"""Asks a worker for the stacks of its threads; nobody else uses it."""
+
+RECENT_STEPS = 64
+
+_HEAD = struct.Struct("<QqQdQ")  # signs, last step done, phase, since when, steps timed
+_SIGNS = struct.Struct("<Q")
+_NUMBER = struct.Struct("<d")
+_READS_MAX = 5
+
+
+class Phase(IntEnum):
+    """What a rank is doing; how long it may take depends on it."""
+
+    OUTSIDE = 0
+    """Before training or after it: nobody knows how long that takes."""
+    FIRST = 1
+    """Restoring, and the first step: compilers run, loaders start."""
+    STEP = 2
+    BETWEEN = 3
+    """Callbacks, logs, whatever is done between two steps."""
+    LOADING = 4
+    """Waiting for a batch."""
+    EVALUATING = 5
+    SAVING = 6
+    COMPILING = 7
+
+
+_LONGEST_AT = _HEAD.size
+_RECENT_AT = _LONGEST_AT + len(Phase) * _NUMBER.size
+_OWN_AT = _RECENT_AT + RECENT_STEPS * _NUMBER.size
+_SIZE = _OWN_AT + RECENT_STEPS * _NUMBER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a rank last showed.
+
+    Attributes:
+        step: the last optimizer step that it finished; -1 before the first.
+        phase: what it is doing.
+        since_seconds: since when, on the monotonic clock.
+        longest_seconds: how long it has been in each phase at most, by phase.
+        step_seconds: what recent steps took, without waiting for data, saves and the like.
+        own_seconds: what of them it took before it needed other ranks; empty when not known.
+    """
+
+    step: int
+    phase: Phase
+    since_seconds: float
+    longest_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    own_seconds: tuple[float, ...] = ()
+
+
+class Pulse:
+    """Shows this process's progress. One thread calls it.
+
+    Args:
+        path: the file; None shows it to nobody, at the same cost.
+        clock: its monotonic time is the host's.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._clock = clock
+        self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
+        if path is not None:
+            # A new file: whoever still has the old one mapped keeps that.
+            path.unlink(missing_ok=True)
+            with path.open("x+b") as file:
+                # Written, not only made longer: a full disk must fail here and not at a store.
+                file.write(bytes(_SIZE))
+                file.flush()
+                self._memory = mmap.mmap(file.fileno(), _SIZE)
+        self._signs = 0
+        self._step = -1
+        self._phase = Phase.OUTSIDE
+        self._since_seconds = clock.monotonic_seconds()
+        self._in_step_seconds = 0.0
+        self._own_seconds: float | None = None
+        self._loaded_seconds = 0.0
+        self._timed = 0
+        self._longest = [0.0] * len(Phase)
+        self._write()
+
+    @property
+    def phase(self) -> Phase:
+        """What was last entered."""
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        """Show that something begins, or goes on, and is alive."""
+        now_seconds = self._clock.monotonic_seconds()
+        took_seconds = now_seconds - self._since_seconds
+        before = self._phase
+        if before is Phase.STEP:
+            self._in_step_seconds += took_seconds
+        elif before is Phase.LOADING:
+            self._loaded_seconds += took_seconds
+        if took_seconds > self._longest[before]:
+            self._longest[before] = took_seconds
+            _NUMBER.pack_into(self._memory, _LONGEST_AT + before * _NUMBER.size, took_seconds)
+        self._phase, self._since_seconds = phase, now_seconds
+        self._write()
+
+    def again(self) -> None:
+        """Show that what goes on gets on."""
+        self.enter(self._phase)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Be in ``phase`` inside, and in what it was before afterwards; outside training, stay."""
+        before = self._phase
+        self.enter(before if before is Phase.OUTSIDE else phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def begin_step(self) -> None:
+        """Show that a step begins; the first of a life stays what it is, it says little."""
+        if self._phase is not Phase.FIRST:
+            self.enter(Phase.STEP)
+        self._in_step_seconds = self._loaded_seconds = 0.0
+        self._own_seconds = None
+
+    def need_others(self) -> None:
+        """Note that the step needs the other ranks from here on: what it took so far is its own."""
+        waited_seconds = self._clock.monotonic_seconds() - self._since_seconds
+        self._own_seconds = self._loaded_seconds + self._in_step_seconds + waited_seconds
+
+    def end_step(self, step: int) -> None:
+        """Show that optimizer step ``step`` is done."""
+        is_timed = self._phase is Phase.STEP
+        self._step = step
+        self.enter(Phase.BETWEEN)
+        if is_timed:
+            place = self._timed % RECENT_STEPS * _NUMBER.size
+            own_seconds = -1.0 if self._own_seconds is None else self._own_seconds
+            _NUMBER.pack_into(self._memory, _RECENT_AT + place, self._in_step_seconds)
+            _NUMBER.pack_into(self._memory, _OWN_AT + place, own_seconds)
+            self._timed += 1
+            self._write()
+
+    def _write(self) -> None:
+        self._signs += 1
+        _HEAD.pack_into(
+            self._memory, 0, self._signs, self._step, self._phase, self._since_seconds, self._timed
+        )
+
+
+def read_signs(path: Path) -> Signs | None:
+    """Return what the pulse at ``path`` shows, None while there is none."""
+    data = b""
+    for _ in range(_READS_MAX):
+        try:
+            before, data = data, path.read_bytes()
+        except OSError:
+            return None
+        # Read twice alike, it was not being written meanwhile.
+        if data == before:
+            break
+    return _parse(data) if len(data) == _SIZE else None
+
+
+def _parse(data: bytes) -> Signs | None:
+    signs, step, phase, since_seconds, timed = _HEAD.unpack_from(data)
+    if not signs or phase >= len(Phase):
+        return None
+    count = min(timed, RECENT_STEPS)
+    own_seconds = _numbers(data, _OWN_AT, count)
+    return Signs(
+        step=step,
+        phase=Phase(phase),
+        since_seconds=since_seconds,
+        longest_seconds=_numbers(data, _LONGEST_AT, len(Phase)),
+        step_seconds=_numbers(data, _RECENT_AT, count),
+        own_seconds=own_seconds if all(one >= 0 for one in own_seconds) else (),
+    )
+
+
+def _numbers(data: bytes, at: int, count: int) -> tuple[float, ...]:
+    return struct.unpack_from(f"<{count}d", data, at)
+
+
+def pulse_path(notes: str, local_rank: int) -> Path:
+    """Return where the pulse of a rank of this host lies; ``notes`` is the agent's folder."""
+    return Path(notes, f"pulse-{local_rank}")
+
+
+def stacks_path(notes: str, local_rank: int) -> Path:
+    """Return where a rank of this host writes its stacks."""
+    return Path(notes, f"stacks-{local_rank}")
+
+
+# A process has one progress to show, and one file to show it in.
+_own: list[tuple[str, Pulse]] = []
+
+
+def own_pulse() -> Pulse:
+    """Return this process's pulse; the first call opens it and makes stacks answerable.
+
+    Without an agent of ours, or where its folder cannot be written, nobody sees it.
+    """
+    launch = read_launch(os.environ)
+    place = f"{launch.notes}#{launch.attempt}#{launch.world.local_rank}"
+    if _own and _own[0][0] == place:
+        return _own[0][1]
+    try:
+        pulse = _open(launch.notes, launch.world.local_rank)
+    except OSError:
+        pulse = Pulse(None, SystemClock())
+    _own[:] = [(place, pulse)]
+    return pulse
+
+
+def _open(notes: str, local_rank: int) -> Pulse:
+    if not notes:
+        return Pulse(None, SystemClock())
+    pulse = Pulse(pulse_path(notes, local_rank), SystemClock())
+    # Not closed: the handler writes there for as long as this process lives.
+    path = stacks_path(notes, local_rank)
+    path.unlink(missing_ok=True)
+    stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True, chain=False)
+    # Last, and at once: whoever reads it may send the signal.
+    os.write(stacks, f"{os.getpid()}\n".encode())
+    return pulse
+
+
+def heartbeat(step: int | None = None) -> None:
+    """Tell the agent that this rank gets on, from a loop of one's own.
+
+    A rank that never calls it is never taken for hung. With ``step`` it says that this optimizer
+    step is done, and the time to the next call with a step is a step: after a few of them the
+    agent knows how long one takes, and a much longer one is a hang. Without, it says that
+    something other than a step begins (an evaluation, a save): until the next call with a step
+    the agent has patience (``--hang-patience``). Costs about two microseconds; outside
+    ``resilient train`` it does nothing.
+
+    Args:
+        step: the optimizer step that is done.
+    """
+    pulse = own_pulse()
+    if step is None:
+        pulse.enter(Phase.BETWEEN)
+        return
+    if pulse.phase is Phase.OUTSIDE:
+        pulse.enter(Phase.FIRST)
+    pulse.end_step(step)
+    pulse.begin_step()
