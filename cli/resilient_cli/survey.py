@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
-from resilient.vault.health.verify import verify
+from resilient.vault.health.verify import MISSING, verify
 from resilient.vault.reading.read import UNSIGNED
 from resilient.vault.registry.catalog import lineage, read_manifest
 from resilient.vault.registry.tags import list_tags, read_tag
@@ -56,6 +56,22 @@ class Survey:
         if self.damaged:
             return "DAMAGED"
         return "warning" if self.findings else "ok"
+
+    @property
+    def absent_ranks(self) -> tuple[int, ...]:
+        """The ranks of which no file is here, if all files of the others are whole; else none.
+
+        So looks what one host holds of a near tier, whose rest is on the other hosts.
+        """
+        if self.manifest is None or not self.damaged:
+            return ()
+        wrong = {one.file: one.problem for one in self.findings if one.severity == "damaged"}
+        owners = {one.name: one.rank for one in self.manifest.files}
+        if not wrong.keys() <= owners.keys() or set(wrong.values()) != {MISSING}:
+            return ()
+        absent = {owners[name] for name in wrong}
+        whole = {rank for name, rank in owners.items() if name not in wrong}
+        return () if absent & whole or not whole else tuple(sorted(absent))
 
     @property
     def size_bytes(self) -> int:

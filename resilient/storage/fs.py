@@ -50,6 +50,7 @@ class FsspecStore:
 
     Raises:
         ConfigError: fsspec does not know the protocol, or its package is not installed.
+        StoreError: a server that is asked at once refused, or did not answer.
     """
 
     def __init__(self, url: str, parts: Parts | None = None, **storage_options: Any) -> None:

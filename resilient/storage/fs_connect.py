@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.core import url_to_fs
 
 from resilient.errors import ConfigError
+from resilient.storage.fs_errors import errors_of, kind_of_foreign
 from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.s3_options import merged
 from resilient.storage.urls import redacted, redacted_text
@@ -49,6 +50,7 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
 
     Raises:
         ConfigError: the URL is chained or malformed, or its package is not installed.
+        StoreError: its server refused, or did not answer; some are not asked before they are used.
     """
     if "::" in url:
         raise ConfigError(
@@ -67,6 +69,13 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
         raise ConfigError(
             f"cannot open {redacted(url)}: {redacted_text(str(error))}",
             hint="resilient ckpt ls --help",
+        ) from error
+    except errors_of(protocol) as error:
+        # Some log in at once, and find nobody there.
+        raise kind_of_foreign(error)(
+            f"cannot open {redacted(url)}: {type(error).__name__}: {redacted_text(str(error))}",
+            hint="nothing was changed; see that its server runs and the URL names it, then run "
+            "the same command again",
         ) from error
     # s3fs repeats everything five times on top of botocore's repetitions.
     with suppress(AttributeError):

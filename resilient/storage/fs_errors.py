@@ -25,6 +25,7 @@ _OWN_ERRORS = {
     "http": (_AIOHTTP,),
     "https": (_AIOHTTP,),
     "hf": ("huggingface_hub.errors:HfHubHTTPError", "httpx:HTTPError"),
+    "ftp": ("ftplib:Error",),
     "sftp": ("paramiko.ssh_exception:SSHException",),
     "ssh": ("paramiko.ssh_exception:SSHException",),
 }
@@ -66,6 +67,7 @@ _BY_NAME: dict[str, type[StoreError]] = {
     "ClientAuthenticationError": StoreDenied,
     "TransportError": StoreUnavailable,  # google and httpx
     "SSHException": StoreUnavailable,
+    "error_temp": StoreUnavailable,  # ftplib
     "EOFError": StoreUnavailable,  # a connection that ended in mid-answer
 }
 _DEPTH_MAX = 5

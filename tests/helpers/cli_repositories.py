@@ -64,6 +64,22 @@ def write_usual_run(folder: Path, parity: int = 0) -> None:
     write_run(folder, [(None, [10, 20, 30]), (CheckpointId(1, 20), [25, 35])], parity)
 
 
+def write_two_ranks(folder: Path) -> CheckpointId:
+    """Write one checkpoint: the model and the documents by rank 0, the optimizer by rank 1."""
+    store = open_store(str(folder))
+    life = claim(store, None, cause="start", clock=TickingClock())
+    checkpoint = CheckpointId(life.number, 10)
+    model, _, documents = _files(10)
+    mine = write(store, checkpoint, 0, [model, documents], _PARTS)
+    theirs = write(store, checkpoint, 1, [_tensor_file("optimizer", 10, rank=1)])
+    about = Manifest(
+        "a-run", checkpoint, None, TickingClock().now_iso(), {"size": 2, "strategy": "none"},
+        (), (), (), {}, {"torch": "2.13.0"}, {"epoch": 0, "samples": 80}, {},
+    )  # fmt: skip
+    commit(store, gather_receipts(about, [mine, theirs]))
+    return checkpoint
+
+
 _PARTS = (
     PartEntry("model", "replicated", "state.json"),
     PartEntry("optimizer", "replicated", "state.json"),
@@ -79,11 +95,11 @@ def _files(step: int) -> list[HostFile]:
     ]
 
 
-def _tensor_file(part: str, step: int) -> HostFile:
+def _tensor_file(part: str, step: int, rank: int = 0) -> HostFile:
     slots = [Slot(name, "F32", shape) for name, shape in SHAPES.items()]
     layout = lay_out(slots, {})
     data = layout.head + bytes([step % 256]) * (layout.size_bytes - len(layout.head))
-    file = shard_name(part, 0)
+    file = shard_name(part, rank)
     tensors = []
     for slot in slots:
         region = StoredRegion(whole(slot.shape), file, layout.starts[slot.key], slot.size_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 REFER = "tests/unit/vault/test_refer.py tests/unit/vault/test_refer_and_read.py"
+FAILED = "tests/unit/test_failed_saves.py"
 ROTATE = "tests/unit/vault/test_rotate_references.py"
 RACES = "tests/crash/test_reference_races.py"
 MACHINE = "tests/property/test_vault_machine.py"
@@ -127,7 +128,7 @@ MUTANTS = [
         "resilient/checkpointer.py",
         "self._bases = (Base(pending), *self._bases)[:_BASES_MAX]",
         "pass",
-        REFER,
+        FAILED,
     ),
     Mutant(
         "a manifest may refer to newer checkpoints",

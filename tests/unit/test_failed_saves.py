@@ -25,6 +25,7 @@ from resilient.testing.memory import MemoryStore
 from resilient.vault.health.verify import verify
 from resilient.vault.keeper.handover import from_json, to_json
 from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.generations import check_mark
 from resilient.vault.saving.persist import persist
 from resilient.vault.saving.persister import ThreadPersister
@@ -128,7 +129,7 @@ class Doubtful(MemoryStore):
 
 
 def weight(value):
-    return {"model": Part(Values(weight=torch.full((1000,), float(value))))}
+    return {"model": Part(Values(weight=torch.full((5000,), float(value))))}
 
 
 def test_a_step_whose_commit_is_in_doubt_is_not_written_over():
@@ -146,6 +147,25 @@ def test_a_step_whose_commit_is_in_doubt_is_not_written_over():
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 3), CheckpointId(1, 2)]
     assert verify(store, CheckpointId(1, 2)) == []
+
+
+def test_the_next_save_refers_to_one_that_was_committed_all_the_same():
+    store = Doubtful()
+    checkpointer = open_one(store, save_unchanged="refer")
+    checkpointer.resume({})
+    save(checkpointer, 1)
+    store.doubted = CheckpointId(1, 2).manifest_key
+    checkpointer.save(2, weight(2), About())
+    with pytest.raises(SaveFailed, match="cut"):
+        checkpointer.wait()
+    store.is_cut = False
+    checkpointer.save(3, weight(2), About())
+    checkpointer.close()
+    manifest = read_manifest(store, CheckpointId(1, 3))
+    assert {one.name for one in manifest.files if "model" in one.name} == {
+        "checkpoint-2-g1/model.r00000.safetensors"
+    }
+    assert verify(store, CheckpointId(1, 3)) == []
 
 
 def jobs_of(checkpointer, step):

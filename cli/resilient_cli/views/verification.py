@@ -48,6 +48,7 @@ def verification(
     blocks: tuple[Table | str, ...] = (
         table,
         f"{counts} {ruling}",
+        *[_part_of_near(one) for one in damaged if one.absent_ranks],
         *[f"fix: {fix}" for fix in fixes],
     )
     ids = tuple(survey.checkpoint.folder for survey in intact)
@@ -63,8 +64,20 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
         "files": len(survey.manifest.files) if survey.manifest else None,
         "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
         "own_bytes": survey.manifest.own_bytes if survey.manifest else None,
+        "absent_ranks": list(survey.absent_ranks),
         "findings": [asdict(one) for one in survey.findings],
     }
+
+
+def _part_of_near(survey: Survey) -> str:
+    """Return what else it may be that looks damaged."""
+    ranks = survey.absent_ranks
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return (
+        f"note: of {survey.checkpoint.folder} every file of {named} is missing and all others are "
+        "whole. One host's part of a near tier looks so: then nothing is lost, the rest is on the "
+        "other hosts, and to be verified is the durable repository."
+    )
 
 
 def _rows(survey: Survey) -> list[tuple[str, ...]]:

@@ -61,9 +61,10 @@ class ProgressCallback(TrainerCallback):
     on_predict = on_evaluate
 
     def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Show the numbers beside the bar."""
+        """Show the numbers beside the bar, when it is next drawn: a step ends right after."""
         if self.training_bar is not None:
-            self.training_bar.set_postfix(_short(kwargs["logs"], self.max_str_len))
+            shown = _short(kwargs["logs"], self.max_str_len)
+            self.training_bar.set_postfix(shown, refresh=False)
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Close the bar."""

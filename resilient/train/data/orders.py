@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Weight of attention's quadratic term in the cost of a micro-batch (Transformers' value).
 _QUADRATIC = 0.001
 _GROUPS_MAX = 50
+_SAMPLES_AT_ONCE = 4096
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -47,8 +48,17 @@ class Sampling:
     def batches(self, cursor: Cursor, deal: Deal, rank: int) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         order, start = self.order(cursor), cursor.samples
-        for turn in range(deal.rounds_after(start)):
-            yield deal.micro_batch(order, start + turn * deal.round_samples, rank)
+        each = deal.round_samples
+        several = max(_SAMPLES_AT_ONCE // each, 1)
+        whole = max(deal.samples - start, 0) // each
+        for turn in range(0, whole, several):
+            low, count = start + turn * each, min(several, whole - turn)
+            # A tensor is read once for many rounds: that takes longer than to cut a list.
+            taken: list[int] = order[low : low + count * each].tolist()
+            for mine in range(rank * deal.batch, len(taken), each):
+                yield taken[mine : mine + deal.batch]
+        for turn in range(whole, deal.rounds_after(start)):
+            yield deal.micro_batch(order, start + turn * each, rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ class Meters:
     def __init__(self, device: torch.device, ranks: int, *, filters: bool = False) -> None:
         self._ranks = ranks
         self._filters = filters
-        self._recent = torch.zeros((), dtype=torch.float64, device=device)
+        # On the CPU a number of Python, which adds up to the same bits sooner.
+        self._is_number = device.type == "cpu"
+        self._recent: Any = self._nothing(device)
         self._logged = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norm = torch.zeros((), device=device)
         self.recent_steps = 0
@@ -36,29 +38,36 @@ class Meters:
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
-        if loss.device.type == "cpu":
-            # A number is added faster than a tensor of another type.
+        if self._is_number:
             value = loss.item()
-            if not self._filters or math.isfinite(value):
-                self._recent += value
-                return
+            if self._filters and not math.isfinite(value):
+                value = self._recent / (1 + self.recent_steps)
+            self._recent += value
+            return
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss, or the field's stand-in for one that is NaN or infinite.
 
-        On an accelerator nobody waits to know what it is.
+        Where it lies on an accelerator nobody waits to know what it is.
         """
         stand_in = self._recent / (1 + self.recent_steps)
         return torch.where(torch.isfinite(loss), loss.double(), stand_in)
 
+    def _nothing(self, device: torch.device) -> Any:
+        return 0.0 if self._is_number else torch.zeros((), dtype=torch.float64, device=device)
+
     def mark(self) -> torch.Tensor:
         """Return what ``rewind`` needs to forget losses that are added from now on."""
-        return self._recent.clone()
+        return self._recent_sum().clone()
 
     def rewind(self, mark: torch.Tensor) -> None:
         """Forget the losses that were added since ``mark``."""
-        self._recent.copy_(mark)
+        self._recent = mark.item() if self._is_number else mark.clone()
+
+    def _recent_sum(self) -> torch.Tensor:
+        """Return the sum since the last log, shape ()."""
+        return torch.full_like(self._logged, self._recent) if self._is_number else self._recent
 
     def end_step(self, grad_norm: torch.Tensor, learning_rate: float | torch.Tensor) -> None:
         """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read.
@@ -71,10 +80,10 @@ class Meters:
 
     def take(self) -> dict[str, float]:
         """Return the means since the last log and start anew. Collective."""
-        loss = self._mean(self._recent, self.recent_steps)
+        loss = self._mean(self._recent_sum(), self.recent_steps)
         self._logged += self._recent
         self.logged_steps += self.recent_steps
-        self._recent.zero_()
+        self._recent = self._nothing(self._logged.device)
         self.recent_steps = 0
         return {
             "loss": loss,
@@ -97,7 +106,7 @@ class Meters:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of this rank."""
         return {
-            "recent": self._recent,
+            "recent": self._recent_sum(),
             "logged": self._logged,
             "grad_norm": self._grad_norm,
             "recent_steps": self.recent_steps,
@@ -107,7 +116,7 @@ class Meters:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back the sums."""
-        self._recent.copy_(state_dict["recent"])
+        self.rewind(state_dict["recent"].to(self._logged))
         self._logged.copy_(state_dict["logged"])
         self._grad_norm = state_dict["grad_norm"].to(self._logged.device).clone()
         self.recent_steps = state_dict["recent_steps"]

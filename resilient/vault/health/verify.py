@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Level = Literal["quick", "full", "deep"]
 
+MISSING = "missing"
+"""The problem of a file that is not there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -157,7 +160,7 @@ def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
         else:
             read_copy(store, checkpoint)
     except KeyNotFound:
-        return "missing"
+        return MISSING
     except (IntegrityError, IncompatibleCheckpoint) as error:
         return error.message
     return ""
@@ -181,7 +184,7 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
             data = store.get(key)
     except KeyNotFound:
         hit = tuple(tensors_hit(manifest, entry.name, b""))
-        finding = Finding(entry.name, join_names(hit), "missing", stop=entry.size_bytes)
+        finding = Finding(entry.name, join_names(hit), MISSING, stop=entry.size_bytes)
         return [Damage(finding, frozenset(range(len(entry.chunks))), hit)]
     ranges = damaged_ranges(data, entry.proof)
     if not ranges:

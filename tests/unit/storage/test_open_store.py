@@ -1,10 +1,12 @@
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, StoreUnavailable
 from resilient.storage.fs import FsspecStore
 from resilient.storage.local import LocalStore
 from resilient.storage.open import local_path, open_store
@@ -66,6 +68,30 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(url, extra, 
 def test_a_chained_url_is_refused_because_a_cache_lies():
     with pytest.raises(ConfigError, match="chained"):
         open_store("simplecache::memory://run")
+
+
+def test_a_server_that_is_not_there_is_an_error_of_ours():
+    with socket.socket() as taken:
+        # Bound and not listening: nobody else answers there.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(StoreUnavailable, match=r"cannot open ftp://.*refused") as raised:
+            open_store(f"ftp://somebody:secret@127.0.0.1:{port}/run")
+    assert "secret" not in f"{raised.value} {raised.value.hint}"
+
+
+def test_a_server_that_closes_the_door_is_one_too():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as talk:
+                talk.sendall(b"421 Too many users\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(StoreUnavailable, match="421"):
+            open_store(f"ftp://127.0.0.1:{server.getsockname()[1]}/run")
+        thread.join()
 
 
 def test_a_local_path_does_not_load_fsspec():
