@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import resilient
 from resilient.agent.facts import RunEnded
 from resilient.agent.memory import grant
+from resilient.agent.notices.choosing import choose_sources
+from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
 from resilient.agent.progress import Progress, ProgressLog
 from resilient.agent.stops import StopAsked, Stops
@@ -81,6 +83,8 @@ class TrainOptions:
         wishes: what the workers are told.
         host_bytes_max: memory of this host for staged bytes; 0, the default, leaves it to the
             machine, negative means no keeper.
+        notice: who says that this host will be taken away; see
+            :func:`resilient.agent.notices.choosing.choose_sources`.
     """
 
     target: str
@@ -92,6 +96,7 @@ class TrainOptions:
     patience: Patience = field(default_factory=Patience)
     wishes: Wishes = field(default_factory=Wishes)
     host_bytes_max: int = 0
+    notice: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +190,7 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
         keeper=keeper,
         notes=tempfile.mkdtemp(prefix="resilient-agent-"),
     )
-    sinks = [console()]
-    if wishes.events:
-        sinks.append(json_lines(Path(wishes.events) / "agent.jsonl"))
-    emit = Emitter(clock, tuple(sinks), {"run": plan.run_id})
+    emit = _emitter(options).bind(run=plan.run_id)
 
     def ask() -> object:
         url = wishes.repo or told_repository(wishes.notes)
@@ -207,15 +209,35 @@ def supervise(options: TrainOptions) -> int:
         ConfigError: an option is malformed or contradicts another.
         PeerFailed: the rendezvous cannot be reached.
     """
-    stops = Stops(SystemClock())
+    clock, emit, grace_seconds = SystemClock(), _emitter(options), options.patience.grace_seconds
+    stops = Stops(clock, grace_seconds)
+    sources = choose_sources(options.notice, os.environ, clock)
+    watcher = Watcher(sources, stops, clock, emit, grace_seconds)
     with stops.listening():
+        watcher.start()
         try:
-            agent = build_agent(options, stops)
-        except StopAsked:
-            reason = "stopped before anything was begun: the same command starts it"
-            Emitter(SystemClock(), (console(),), {})(RunEnded(Preempted.exit_code, reason))
-            return Preempted.exit_code
-        return agent.supervise(stops).code
+            code = _supervise(options, stops, emit)
+        finally:
+            watcher.close()
+    if code in (0, Preempted.exit_code):
+        watcher.acknowledge()
+    return code
+
+
+def _supervise(options: TrainOptions, stops: Stops, emit: Emitter) -> int:
+    try:
+        agent = build_agent(options, stops)
+    except StopAsked:
+        reason = "stopped before anything was begun: the same command starts it"
+        emit(RunEnded(Preempted.exit_code, reason))
+        return Preempted.exit_code
+    return agent.supervise(stops).code
+
+
+def _emitter(options: TrainOptions) -> Emitter:
+    events = options.wishes.events
+    sinks = [console(), *([json_lines(Path(events) / "agent.jsonl")] if events else [])]
+    return Emitter(SystemClock(), tuple(sinks), {})
 
 
 def newest_committed(url: str, storage_options: Mapping[str, Any] | None = None) -> object:

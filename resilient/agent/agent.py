@@ -88,7 +88,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._progress = progress
         self._clock = clock
         self._emit = emit
-        self._stops = Stops(clock)
+        self._stops = Stops(clock, patience.grace_seconds)
         self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
         self._budget = Budget(restarts_left=spec.max_restarts)
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
@@ -167,8 +167,9 @@ class ResilientAgent(SimpleElasticAgent):
         members = MembershipWatch(group.spec.rdzv_handler, patience.interval_seconds, clock)
         nodes = group.group_world_size
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
+        notes = self._wishes.notes
         around = Surroundings(
-            self._stops, members, barrier, self._health, patience, clock, self._emit
+            self._stops, members, barrier, self._health, patience, clock, self._emit, notes
         )
         watch = LifeWatch(self._workers, around)
         members.start()

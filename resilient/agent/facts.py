@@ -124,12 +124,12 @@ class GroupRestarted(Event):
 class StopRequested(Event):
     """Somebody asked the agent to stop; the workers were told once."""
 
-    signal: str
+    reason: str
     grace_seconds: float
 
     def line(self) -> str:
         """Say who asked and how long the workers have."""
-        return f"{self.signal} received: the workers have {self.grace_seconds:g} s to save and end"
+        return f"{self.reason}: the workers have {self.grace_seconds:.0f} s to save and end"
 
 
 @dataclass(frozen=True, slots=True)

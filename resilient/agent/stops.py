@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from resilient.world.stopping import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +18,7 @@ _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 # One order often arrives twice: to us, and through a wrapper that got it as well.
 _SAME_ORDER_SECONDS = 0.5
+_GRACE_SECONDS = 25.0
 
 
 class StopAsked(BaseException):
@@ -22,24 +26,31 @@ class StopAsked(BaseException):
 
 
 class Stops:
-    """Remembers who asked to stop.
+    """Remembers who asked to stop, and until when.
 
     SIGTERM, SIGINT and SIGHUP are orders: the first asks for a graceful stop and the second
     for an immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they ask for the same
-    graceful stop and never for more.
+    graceful stop and never for more. What is told by another thread is one of those too.
 
     Args:
         clock: tells two orders from one that came twice.
+        grace_seconds: what a stop may take if only a signal asks for it.
 
     Attributes:
         asked_by: number of the first signal, 0 when nobody asked.
         is_urgent: whether a second order came.
+        request: why, and until when; None while nobody asked.
+        end_seconds: when this host goes, on the monotonic clock, if somebody knows.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, grace_seconds: float = _GRACE_SECONDS) -> None:
         self.asked_by = 0
         self.is_urgent = False
+        self.request: StopRequest | None = None
+        self.end_seconds: float | None = None
         self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._told: StopRequest | None = None
         self._ordered_at_seconds: float | None = None
         self._may_interrupt = False
 
@@ -62,6 +73,14 @@ class Stops:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def tell(self, request: StopRequest) -> None:
+        """Ask to stop, from any thread, while somebody listens.
+
+        The main thread hears it as a signal, so that a wait for other nodes ends with it as well.
+        """
+        self._told = request
+        signal.pthread_kill(_main_thread(), signal.SIGUSR2)
+
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Inside, a stop raises StopAsked: for waits that do not poll.
@@ -77,17 +96,36 @@ class Stops:
             self._may_interrupt = False
 
     def _heard(self, number: int, _frame: Any) -> None:
+        now_seconds = self._clock.monotonic_seconds()
         if number in _ORDERS:
-            now_seconds = self._clock.monotonic_seconds()
             if self._ordered_at_seconds is None:
                 self._ordered_at_seconds = now_seconds
             elif now_seconds - self._ordered_at_seconds > _SAME_ORDER_SECONDS:
                 self.is_urgent = True
+        asked = self._asked(number, now_seconds)
+        self.request = self.request.within(asked) if self.request else asked
         self.asked_by = self.asked_by or number
         self._interrupt_if_asked()
+
+    def _asked(self, number: int, now_seconds: float) -> StopRequest:
+        """Return what a signal asks for: a notice may come long before the end that it is of."""
+        told, self._told = self._told, None
+        if told is not None:
+            return told
+        reason = signal.Signals(number).name
+        end_seconds = self.end_seconds
+        if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:
+            return StopRequest(reason, end_seconds)
+        return StopRequest(reason, now_seconds + self._grace_seconds)
 
     def _interrupt_if_asked(self) -> None:
         if self._may_interrupt and self.asked_by:
             # Once: the way out must not be interrupted again.
             self._may_interrupt = False
             raise StopAsked
+
+
+def _main_thread() -> int:
+    identity = threading.main_thread().ident
+    assert identity is not None, "it has started"  # noqa: S101
+    return identity

@@ -11,6 +11,7 @@ from resilient.agent.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kin
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
 from resilient.agent.failures import Failure, find_failures
 from resilient.agent.hanging import end_hung
+from resilient.world.stopping import StopRequest, tell_stop
 
 if TYPE_CHECKING:
     from resilient.agent.health import Health
@@ -37,6 +38,7 @@ class Surroundings:
     patience: Patience
     clock: Clock
     emit: Emitter
+    notes: str = ""
 
 
 class LifeWatch:
@@ -56,6 +58,8 @@ class LifeWatch:
         self._patience = around.patience
         self._clock = around.clock
         self._emit = around.emit
+        self._notes = around.notes
+        self._told: StopRequest | None = None
         self._is_loss_told = False
 
     def observe(self) -> Outcome:
@@ -122,8 +126,9 @@ class LifeWatch:
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by
-        name = signal.Signals(asked_by).name
-        self._emit(StopRequested(signal=name, grace_seconds=self._patience.grace_seconds))
+        now_seconds = self._clock.monotonic_seconds()
+        request = self._stops.request or StopRequest(signal.Signals(asked_by).name, now_seconds)
+        self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
         if not self._end(is_told=True):
             return Outcome(Kind.KILLED, stop_signal=asked_by)
         return Outcome(Kind.STOPPED, status=self._status_of_stop(), stop_signal=asked_by)
@@ -139,15 +144,18 @@ class LifeWatch:
 
     def _end(self, *, is_told: bool) -> bool:
         """Give all workers the grace to end, and say whether all did without being killed."""
+        grace = StopRequest("", self._clock.monotonic_seconds() + self._patience.grace_seconds)
         if is_told:
-            self._group.signal(signal.SIGTERM)
-        deadline_seconds = self._clock.monotonic_seconds() + self._patience.grace_seconds
+            self._tell()
         while (
             self._group.is_running
             and not self._stops.is_urgent
-            and self._clock.monotonic_seconds() < deadline_seconds
+            and (self._stops.request or grace).left_seconds(self._clock.monotonic_seconds()) > 0
         ):
             self._group.wait(_TICK_SECONDS)
+            if is_told and self._stops.request is not self._told:
+                # Less time than was told, or a stop where only others came and went.
+                self._tell()
         late = self._group.running_ranks
         if late:
             self._group.kill()
@@ -155,3 +163,9 @@ class LifeWatch:
             reason = "asked twice" if self._stops.is_urgent else "the grace is over"
             self._emit(WorkersKilled(ranks=late, reason=reason))
         return not late
+
+    def _tell(self) -> None:
+        self._told = self._stops.request
+        if self._told is not None:
+            tell_stop(self._notes, self._told)
+        self._group.signal(signal.SIGTERM)

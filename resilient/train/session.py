@@ -156,7 +156,7 @@ class Session:
         return StopGate(
             self.world,
             self.gang.board,
-            Grace.under_agent(launch.grace_seconds)
+            Grace.under_agent(launch.grace_seconds, launch.notes)
             if is_supervised
             else Grace(self.args.grace_seconds),
             self.clock,

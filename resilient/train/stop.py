@@ -5,11 +5,12 @@ talks to the Board, because a Board may hang with the rank that serves it, and a
 kept even then. The agreement never goes over the collectives::
 
     any rank      posts    request              (its own signal)
-    every rank    freezes: begins no new step   (as soon as it sees a request)
-    every rank    posts    entered/<rank>       the last step it has begun
-    every rank    agreed = max(entered)         steps up to there are finished, later ones not begun
+    every rank    freezes: begins no new turn   (as soon as it sees a request)
+    every rank    posts    entered/<rank>       the last turn it has begun
+    every rank    agreed = max(entered)         turns up to there are finished, later ones not begun
 
-Nobody can be stuck: a rank that is inside step s has posted s, so whoever is frozen before s is
+A turn is a step, or a batch of the evaluation after a step: so a long evaluation ends at once.
+Nobody can be stuck: a rank that is inside turn t has posted t, so whoever is frozen before t is
 let into it.
 """
 
@@ -20,14 +21,15 @@ import os
 import select
 import signal
 import threading
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from resilient.errors import PeerFailed
+from resilient.errors import PeerFailed, Preempted
+from resilient.world.stopping import StopRequest, told_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from resilient.clock import Clock
     from resilient.world.board import Board
@@ -35,21 +37,15 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _FAREWELL_SECONDS = 1.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ORDERS = (signal.SIGTERM, signal.SIGINT)
+# What schedulers send before they take a machine away. They never ask for more than to stop.
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 # One order often arrives twice: from the terminal or scheduler, and through a wrapper.
 _SAME_ORDER_SECONDS = 0.5
 _AGENT_MARGIN_SECONDS = 2.0
-_Handlers = dict[int, Any]
-# The handlers that a gate stands in for, while it listens.
-_replaced: list[_Handlers] = []
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequest:
-    """Why we are asked to stop, and how long we may take."""
-
-    reason: str
-    deadline_seconds: float
+_BATCHES_MAX = 1 << 32
+Turn = tuple[int, int]
+"""A step, and how far the evaluation after it is; 0 for the step itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +56,29 @@ class Grace:
         seconds: time from hearing of a request to leaving at once.
         is_supervised: an agent kills us when it is asked twice, so a second signal to us only
             says that somebody told both the agent and us.
+        notes: folder where the agent says why and until when, before it signals.
     """
 
     seconds: float
     is_supervised: bool = False
+    notes: str = ""
 
     @classmethod
-    def under_agent(cls, agent_seconds: float) -> Grace:
+    def under_agent(cls, agent_seconds: float, notes: str = "") -> Grace:
         """Return a grace that ends a little before the agent's, which ends with SIGKILL."""
-        return cls(
-            max(agent_seconds - _AGENT_MARGIN_SECONDS, agent_seconds / 2), is_supervised=True
-        )
+        return cls(_before_agent(agent_seconds), is_supervised=True, notes=notes)
+
+    def request(self, reason: str, now_seconds: float) -> StopRequest:
+        """Return the agent's request if it left one, else one for ``reason`` with this grace."""
+        told = told_stop(self.notes)
+        if told is None:
+            return StopRequest(reason, now_seconds + self.seconds)
+        left_seconds = _before_agent(told.left_seconds(now_seconds))
+        return StopRequest(told.reason, now_seconds + left_seconds)
+
+
+def _before_agent(seconds: float) -> float:
+    return max(seconds - _AGENT_MARGIN_SECONDS, seconds / 2)
 
 
 def leave_at_once(why: str, status: int) -> None:
@@ -108,13 +116,14 @@ class StopGate:
         self._scope = scope
         self._leave = leave
         self._changed = threading.Condition()
-        self._entered = 0
+        self._entered: Turn = (0, 0)
+        self._finished: Callable[[], int] = lambda: 0
+        self._durable = -1
         self._request: StopRequest | None = None
-        self._agreed: int | None = None
+        self._agreed: Turn | None = None
         self._closed = False
         self._signal = 0
         self._signal_at_seconds = 0.0
-        self._heard_at_seconds = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._threads = [threading.Thread(target=self._watch, name="stop-watch", daemon=True)]
@@ -134,11 +143,29 @@ class StopGate:
         """A file descriptor; one byte written to it is a signal's number."""
         return self._wake_write
 
-    def start(self, step: int) -> None:
-        """Begin to listen; ``step`` is the last step that is done."""
-        self._entered = step
+    @property
+    def left_seconds(self) -> float:
+        """How long a stop may still take; without end while nobody asked."""
+        if self._request is None:
+            return float("inf")
+        return self._request.left_seconds(self._clock.monotonic_seconds())
+
+    def start(self, step: int, finished: Callable[[], int] | None = None) -> None:
+        """Begin to listen.
+
+        Args:
+            step: the last step that is done; it is durable, or there is nothing to save yet.
+            finished: tells the last step that is done, from any thread.
+        """
+        self._entered = (step, 0)
+        self._durable = step
+        self._finished = finished or (lambda: self._entered[0])
         for thread in self._threads:
             thread.start()
+
+    def landed(self, step: int) -> None:
+        """Take note that a checkpoint of ``step`` is durable: leaving now would lose no step."""
+        self._durable = max(self._durable, step)
 
     def enter(self, step: int) -> bool:
         """Ask to begin ``step``; waits only while a stop is being agreed on.
@@ -146,17 +173,34 @@ class StopGate:
         Returns:
             False when the ranks agreed to stop before it.
         """
+        return self._enter((step, 0))
+
+    def enter_batch(self) -> bool:
+        """Ask to begin the next batch of an evaluation; else as ``enter``."""
+        step, batch = self._entered
+        return self._enter((step, batch + 1))
+
+    def enter_gathering(self) -> bool:
+        """Ask to begin what ranks do together after their last batch of a dataset.
+
+        They may have had one batch more or less, so the turns of the next dataset count from here.
+        """
+        step, batch = self._entered
+        return self._enter((step, (batch // _BATCHES_MAX + 1) * _BATCHES_MAX))
+
+    def _enter(self, turn: Turn) -> bool:
         with self._changed:
             if self._request is not None:
                 self._changed.wait_for(lambda: self._agreed is not None or self._closed)
-                if self._agreed is not None and step > self._agreed:
+                if self._agreed is not None and turn > self._agreed:
                     return False
-            self._entered = step
+            self._entered = turn
             return True
 
     def ask(self, reason: str) -> None:
         """Ask all ranks to stop, as a signal would."""
-        self._hear(StopRequest(reason, self._grace.seconds))
+        now_seconds = self._clock.monotonic_seconds()
+        self._hear(StopRequest(reason, now_seconds + self._grace.seconds))
 
     def close(self) -> None:
         """Stop listening; whoever waits in ``enter`` goes on."""
@@ -182,17 +226,20 @@ class StopGate:
             while not self._wait_closed(lambda: self._request is not None):
                 posted = board.peek(f"{self._scope}/request")
                 if posted is not None:
-                    self._hear(StopRequest(**json.loads(posted)))
+                    now_seconds = self._clock.monotonic_seconds()
+                    self._hear(StopRequest.from_json(json.loads(posted), now_seconds))
             if self._request is None:
                 return
             # Frozen, so `entered` only moves when the agreement lets it.
-            board.post(f"{self._scope}/request", json.dumps(asdict(self._request)).encode())
-            board.post(self._key(self._world.rank), str(self._entered).encode())
+            request = self._request.to_json(self._clock.monotonic_seconds())
+            board.post(f"{self._scope}/request", json.dumps(request).encode())
+            board.post(self._key(self._world.rank), json.dumps(self._entered).encode())
             keys = [self._key(rank) for rank in range(self._world.size)]
             shown = None
             while shown is None and not self._closed:
                 shown = board.wait(keys, _POLL_SECONDS)
-            self._agree(max(int(one) for one in shown or [b"0"]))
+            turns = [json.loads(one) for one in shown or [b"[0, 0]"]]
+            self._agree(max((step, batch) for step, batch in turns))
 
     def _wait_closed(self, wanted: Callable[[], bool]) -> bool:
         """Wait one poll; say whether we were closed or what was ``wanted`` came."""
@@ -204,14 +251,16 @@ class StopGate:
         if not ready:
             return
         for number in os.read(self._wake_read, 64):
-            if number in _SIGNALS:
+            if number in (*ORDERS, *NOTICES):
                 self._take(number)
 
     def _take(self, number: int) -> None:
         now_seconds = self._clock.monotonic_seconds()
+        self._hear(self._grace.request(signal.Signals(number).name, now_seconds))
+        if number in NOTICES:
+            return
         if not self._signal:
             self._signal, self._signal_at_seconds = number, now_seconds
-            self._hear(StopRequest(signal.Signals(number).name, self._grace.seconds))
         elif (
             not self._grace.is_supervised
             and now_seconds - self._signal_at_seconds > _SAME_ORDER_SECONDS
@@ -219,73 +268,31 @@ class StopGate:
             self._leave("a second signal came", 128 + number)
 
     def _check_deadline(self) -> None:
-        if self._request is None:
+        request = self._request
+        if request is None or self.left_seconds > 0:
             return
-        waited = self._clock.monotonic_seconds() - self._heard_at_seconds
-        if waited > self._request.deadline_seconds:
-            number = self._signal or signal.SIGTERM
-            self._leave(f"{waited:.0f} s after {self._request.reason}", 128 + number)
+        if self._finished() <= self._durable:
+            # In the middle of a step: nothing that was finished is lost by leaving.
+            why = f"{request.reason}: the time is over, and all finished steps are durable"
+            self._leave(why, Preempted.exit_code)
+        number = self._signal or signal.SIGTERM
+        self._leave(f"the time is over that {request.reason} left", 128 + number)
 
     def _hear(self, request: StopRequest) -> None:
-        """Freeze: the first request counts. A rank that is alone agrees with itself."""
+        """Freeze; a later request can only shorten the time. Who is alone agrees with itself."""
         with self._changed:
             if self._request is not None:
+                self._request = self._request.within(request)
                 return
-            self._heard_at_seconds = self._clock.monotonic_seconds()
             self._request = request
             if self._board is None:
                 self._agreed = self._entered
             self._changed.notify_all()
 
-    def _agree(self, step: int) -> None:
+    def _agree(self, turn: Turn) -> None:
         with self._changed:
-            self._agreed = step
+            self._agreed = turn
             self._changed.notify_all()
 
     def _key(self, rank: int) -> str:
         return f"{self._scope}/entered/{rank}"
-
-
-@contextmanager
-def listening_to_signals(gate: StopGate) -> Iterator[None]:
-    """Let SIGTERM and SIGINT reach ``gate``; only in the main thread, elsewhere nothing is done.
-
-    The interpreter writes the signal's number to the gate's descriptor from the C handler, so
-    the watcher hears it even while the main thread is inside a collective.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers: _Handlers = {number: signal.signal(number, _ignore) for number in _SIGNALS}
-    wakeup = signal.set_wakeup_fd(gate.wake_fd, warn_on_full_buffer=False)
-    _replaced.append(handlers)
-    try:
-        yield
-    finally:
-        # A forked child that leaves this way has given them back already.
-        with suppress(ValueError):
-            _replaced.remove(handlers)
-        signal.set_wakeup_fd(wakeup)
-        _put_back(handlers)
-
-
-def _put_back(handlers: _Handlers) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _give_signals_back() -> None:
-    """In a forked child: its signals are its own, and none of them is a request to us."""
-    if _replaced:
-        signal.set_wakeup_fd(-1)
-        for handlers in reversed(_replaced):
-            _put_back(handlers)
-        _replaced.clear()
-
-
-# What is registered stays registered, so it is done once and does nothing between trainings.
-os.register_at_fork(after_in_child=_give_signals_back)
-
-
-def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing: the watcher acts. Without a handler the process would just die."""

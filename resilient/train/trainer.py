@@ -17,8 +17,8 @@ from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
 from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStopped
 from resilient.train.saving import is_best
+from resilient.train.signals import listening_to_signals
 from resilient.train.state import TrainerControl
-from resilient.train.stop import listening_to_signals
 from resilient.train.surface import searching
 from resilient.train.surface.base import TrainerBase
 from resilient.train.surface.predicting import speeds
@@ -107,7 +107,7 @@ class Trainer(TrainerBase):
             stack.callback(run.close)
             restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
             self._emit = run.saver.emit
-            run.gate.start(self.state.global_step)
+            run.gate.start(self.state.global_step, lambda: self.state.global_step)
             stack.enter_context(listening_to_signals(run.gate))
             stack.push(run.settle)
             stack.callback(self.memory.leave)

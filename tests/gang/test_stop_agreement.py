@@ -69,7 +69,9 @@ def test_a_rank_that_is_frozen_is_let_into_the_step_another_is_in():
     assert run_gang(2, rank_main) == [False, False]
 
 
-def test_a_rank_that_never_answers_costs_the_grace_and_no_more():
+@pytest.mark.parametrize(("finished", "status"), [(1, 128 + 15), (0, 75)])
+def test_a_rank_that_never_answers_costs_the_grace_and_no_more(finished, status):
+    """Where no step was finished since the last checkpoint, nothing is lost by leaving."""
     left = threading.Event()
     statuses = []
 
@@ -81,7 +83,7 @@ def test_a_rank_that_never_answers_costs_the_grace_and_no_more():
         if world.rank == 1:
             return None  # dead: it never shows what it entered
         gate = StopGate(world, board, Grace(0.3), SystemClock(), leave=leave)
-        gate.start(0)
+        gate.start(0, lambda: finished)
         gate.ask("notice")
         try:
             return left.wait(10)
@@ -89,7 +91,7 @@ def test_a_rank_that_never_answers_costs_the_grace_and_no_more():
             gate.close()
 
     assert run_gang(2, rank_main) == [True, None]
-    assert statuses[0] == 128 + 15
+    assert statuses[0] == status
 
 
 def test_entering_is_cheap_when_nobody_asks():

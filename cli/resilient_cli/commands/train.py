@@ -65,6 +65,15 @@ StorageOptions = Annotated[
     ),
 ]
 Events = Annotated[str, _option("Folder for event files.")]
+Notice = Annotated[
+    str,
+    _option(
+        "Who says that this host will be taken away: auto (what this machine is), off, or some of "
+        "aws, gcp, azure, slurm, file:PATH, http:PORT, http://URL, with commas.",
+        "--notice",
+        envvar="RESILIENT_NOTICE",
+    ),
+]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
 Interval = Annotated[
     float, _option("Seconds between two questions whether nodes want to join.", min=0.01)
@@ -107,6 +116,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     host_bytes_max: HostBytesMax = "auto",
     storage_options: StorageOptions = "",
     events: Events = "",
+    notice: Notice = "auto",
     dry_run: DryRun = False,
     monitor_interval: Interval = 0.1,
     hang_deadline: HangDeadline = "auto",
@@ -159,6 +169,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
             require_signature=require_signature,
         ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
+        notice=notice,
     )
     if dry_run:
         show(_answer(build.resolve(options), options.wishes.repo), ctx.find_root().obj)
