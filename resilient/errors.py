@@ -25,6 +25,7 @@
     |- PeerFailed                       69   RES-PEER
     |- DeadlineExceeded                 69   RES-DEADLINE
     |- CrashLoop                        70   RES-CRASH-LOOP
+    |- NumbersBroken                    70   RES-NUMBERS
     |- WorkerFailed                      1   RES-WORKER
     `- Preempted                        75   RES-PREEMPTED
 
@@ -220,6 +221,13 @@ class CrashLoop(ResilientError):
 
     exit_code = 70
     code = "RES-CRASH-LOOP"
+
+
+class NumbersBroken(ResilientError):
+    """The loss is no number or far from those before, and going back does not help any more."""
+
+    exit_code = 70
+    code = "RES-NUMBERS"
 
 
 class WorkerFailed(ResilientError):

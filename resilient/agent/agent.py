@@ -93,7 +93,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._budget = Budget(restarts_left=spec.max_restarts)
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
-        self._health = Health(self._folder, patience.hang, clock)
+        self._health = Health(self._folder, patience.hang, clock, emit)
         self._cause = "start"
         self._number = 0
         self._life: Life | None = None

@@ -1,8 +1,20 @@
-"""Why a worker failed, as one word that machines count and people understand."""
+"""Why a worker failed, as one word that machines count and people understand (pure)."""
 
 from __future__ import annotations
 
+import re
+import signal
+from dataclasses import dataclass
 from enum import Enum
+
+from resilient.errors import (
+    DeadlineExceeded,
+    NumbersBroken,
+    PeerFailed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 
 
 class Cause(Enum):
@@ -11,6 +23,86 @@ class Cause(Enum):
     EXIT = "exit"
     """It ended with a code of its own."""
     SIGNAL = "signal"
-    """A signal killed it, and nothing says who sent it."""
+    """A signal ended it, and nothing says who sent it."""
+    OOM_KILL = "oom_kill"
+    """The kernel's out-of-memory killer ended it."""
     HANG = "hang"
     """It made no progress within its deadline."""
+    NUMBERS = "numbers"
+    """Its loss was no number, or far from those before."""
+    DISK_FULL = "disk_full"
+    STORAGE_UNREACHABLE = "storage_unreachable"
+    GPU = "gpu"
+    """A device failed under it."""
+    PEER = "peer"
+    """It only tells that another rank failed or went silent."""
+
+
+ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code})
+_BY_CODE = {
+    StoreFull.code: Cause.DISK_FULL,
+    StoreUnavailable.code: Cause.STORAGE_UNREACHABLE,
+    StoreError.code: Cause.STORAGE_UNREACHABLE,
+    NumbersBroken.code: Cause.NUMBERS,
+    **dict.fromkeys(ECHO_CODES, Cause.PEER),
+}
+# OSError prints its number: ENOSPC and EDQUOT.
+_DISK_FULL = re.compile(r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded")
+_GPU = re.compile(
+    r"CUDA error: (?!out of memory)|CUDNN_STATUS_(INTERNAL|EXECUTION)|uncorrectable ECC|"
+    r"unspecified launch failure|device-side assert|fallen off the bus"
+)
+_CHILD_KILLED = re.compile(r"killed by signal: Killed")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was seen beside a worker's end.
+
+    Attributes:
+        oom_kills: processes of the workers' control groups that the kernel killed for memory in
+            this life; None where no control group tells.
+        machine_oom_kills: the same of the whole machine; None where it does not tell.
+        gpu_faults: what the devices of this host reported in this life.
+    """
+
+    oom_kills: int | None = None
+    machine_oom_kills: int | None = None
+    gpu_faults: tuple[str, ...] = ()
+
+
+NOTHING_SEEN = Evidence()
+
+
+def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Cause, str]:
+    """Return why a worker failed, and what proves it, for a person.
+
+    Args:
+        status: its exit code, or minus the signal that ended it.
+        code: the RES id of its error, if it was one of ours.
+        message: of its error, empty if it left no word.
+        seen: what was seen beside it.
+    """
+    if status == -signal.SIGKILL or _CHILD_KILLED.search(message):
+        found = _of_kill(status, seen)
+        if found is not None:
+            return found
+    if code in _BY_CODE:
+        return _BY_CODE[code], ""
+    if _DISK_FULL.search(message):
+        return Cause.DISK_FULL, ""
+    if _GPU.search(message) or seen.gpu_faults:
+        return Cause.GPU, "; ".join(seen.gpu_faults)
+    return (Cause.SIGNAL if status < 0 else Cause.EXIT), ""
+
+
+def _of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
+    """Return what the counters prove of a kill, None if they prove nothing."""
+    if seen.oom_kills:
+        return Cause.OOM_KILL, f"the control group counts {seen.oom_kills} killed for memory"
+    if seen.oom_kills is None and seen.machine_oom_kills:
+        count = seen.machine_oom_kills
+        return Cause.OOM_KILL, f"most likely: this host killed {count} for memory meanwhile"
+    if status == -signal.SIGKILL and seen.oom_kills == 0:
+        return Cause.SIGNAL, "not the out-of-memory killer: the control group counts none"
+    return None

@@ -49,6 +49,7 @@ class WorkerFailed(Event):
         life: in which life of the group.
         status: exit code, or minus the signal's number.
         cause: why, as one word of :class:`resilient.agent.causes.Cause`.
+        proof: what proves the cause; empty where it needs no proof or there is none.
         error: the exception, ``ValueError: boom``; empty when the worker left no word.
         hint: what an error of ours says to run next.
         traceback: as python prints it.
@@ -65,6 +66,7 @@ class WorkerFailed(Event):
     life: int
     status: int
     cause: str
+    proof: str
     error: str
     hint: str
     traceback: str
@@ -76,7 +78,7 @@ class WorkerFailed(Event):
         """Say who failed first, how, what is safe and what follows."""
         rows = [
             ("where", f"host {self.host}, pid {self.pid}, local rank {self.local_rank}"),
-            ("exit", _explain(self.status, self.cause)),
+            ("exit", _explain(self)),
             ("others", _count(self.others)),
             ("safe", self.safe),
             ("hint", self.hint),
@@ -101,6 +103,7 @@ def tell_failure(failures: Sequence[Failure], life: int, safe: str, follows: str
         life=life,
         status=first.status,
         cause=first.cause.value,
+        proof=first.proof,
         error=first.error.message,
         hint=first.error.hint,
         traceback=first.error.traceback,
@@ -176,9 +179,13 @@ class RunGivenUp(RunEnded):
     level: ClassVar[Level] = Level.ERROR
 
 
-def _explain(status: int, cause: str) -> str:
-    if cause == Cause.HANG.value:
+def _explain(failed: WorkerFailed) -> str:
+    status, proof = failed.status, f" ({failed.proof})" * bool(failed.proof)
+    if failed.cause == Cause.HANG.value:
         return "killed by the agent after its stacks were taken"
+    by = " by the kernel's out-of-memory killer" * (failed.cause == Cause.OOM_KILL.value)
+    if proof:
+        return f"{name_of(status)}{by}{proof}"
     if status == -signal.SIGKILL:
         return "SIGKILL: most often the kernel's out-of-memory killer (dmesg says so)"
     if status == -signal.SIGBUS:

@@ -7,17 +7,14 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.causes import Cause
+from resilient.agent.causes import ECHO_CODES, NOTHING_SEEN, Cause, Evidence, find_cause
 from resilient.agent.decide import CODE_PREEMPTED
-from resilient.errors import DeadlineExceeded, PeerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from resilient.agent.workers import WorkerExit
-
-_ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class WorkerError:
     @property
     def is_echo(self) -> bool:
         """Whether it only says that another rank failed or went silent."""
-        return self.code in _ECHO_CODES
+        return self.code in ECHO_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +51,29 @@ class Failure:
         exit: how its process ended.
         error: what it left to say.
         known_cause: why, where something else than its end says so.
+        seen: what was seen beside it.
     """
 
     exit: WorkerExit
     error: WorkerError
     known_cause: Cause | None = None
+    seen: Evidence = NOTHING_SEEN
 
     @property
     def cause(self) -> Cause:
         """Why it failed, as far as that is known."""
+        return self._found[0]
+
+    @property
+    def proof(self) -> str:
+        """What proves the cause, for a person."""
+        return self._found[1]
+
+    @property
+    def _found(self) -> tuple[Cause, str]:
         if self.known_cause is not None:
-            return self.known_cause
-        return Cause.SIGNAL if self.status < 0 else Cause.EXIT
+            return self.known_cause, ""
+        return find_cause(self.status, self.error.code, self.error.message, self.seen)
 
     @property
     def status(self) -> int:
@@ -103,16 +111,19 @@ def read_error(path: Path) -> WorkerError:
         return WorkerError()
 
 
-def find_failures(exits: Iterable[WorkerExit], before_seconds: float) -> list[Failure]:
+def find_failures(
+    exits: Iterable[WorkerExit], before_seconds: float, seen: Evidence = NOTHING_SEEN
+) -> list[Failure]:
     """Return the workers that failed by themselves, the one that failed first in front.
 
     Args:
         exits: of workers that ended, stopped ones among them.
         before_seconds: when we began to stop the others; what ended later did so by our hand,
             unless its error file proves that it had failed before.
+        seen: what was seen beside their ends.
     """
     failed = [
-        Failure(exit_, read_error(exit_.command.error_file))
+        Failure(exit_, read_error(exit_.command.error_file), seen=seen)
         for exit_ in exits
         if exit_.status not in (0, CODE_PREEMPTED)
     ]

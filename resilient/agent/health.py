@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.agent.causes import Evidence
+from resilient.agent.gpus import GpuWatch
 from resilient.agent.heartbeat import Hang, Learned, Vital, find_hang
+from resilient.agent.oom import OomWatch
 from resilient.agent.stacks import RankStacks, collect_stacks, state_of
+from resilient.agent.stragglers import find_stragglers
 from resilient.world.pulse import pulse_path, read_signs, stacks_path
 
 if TYPE_CHECKING:
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 
     from resilient.agent.heartbeat import HangRule
     from resilient.clock import Clock
+    from resilient.events import Emitter
 
 _LOOK_SECONDS = 0.25
 
@@ -25,9 +30,16 @@ class Health:
         notes: the agent's folder, where the ranks show their signs.
         rule: how long is too long.
         clock: whose monotonic time the ranks show too.
+        emit: where stragglers and faults of devices are told.
     """
 
-    def __init__(self, notes: Path, rule: HangRule, clock: Clock) -> None:
+    def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
+        self._emit = emit
+        self._oom = OomWatch()
+        self._gpus = GpuWatch()
+        self._gpus.start()
+        self._gpu_faults: list[str] = []
+        self._stragglers: set[int] = set()
         self._notes = str(notes)
         self._rule = rule
         self._clock = clock
@@ -50,6 +62,9 @@ class Health:
             stacks_path(self._notes, local).unlink(missing_ok=True)
         self._ranks = dict(ranks)
         self._stopped.clear()
+        self._stragglers.clear()
+        self._gpu_faults.clear()
+        self._oom.begin()
         self._known = self._learned
 
     def look(self, pids: Mapping[int, int], running: Collection[int]) -> Hang | None:
@@ -60,11 +75,16 @@ class Health:
             running: the ranks, among all, that have not ended.
         """
         now_seconds = self._clock.monotonic_seconds()
-        if not self._rule.is_on or now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
+        if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
             return None
         self._looked_at_seconds = now_seconds
+        self._oom.learn(pids.values())
+        self._look_at_gpus()
         found = (self._vital(local, pid, now_seconds) for local, pid in pids.items())
         vitals = [one for one in found if one is not None and one.rank in running]
+        self._tell_stragglers(vitals)
+        if not self._rule.is_on:
+            return None
         self._learned = self._known.after([one.signs for one in vitals])
         steps = max((one.signs.step for one in vitals), default=-1)
         if steps > self._steps_at_hang:
@@ -74,9 +94,28 @@ class Health:
             self._hangs, self._steps_at_hang = self._hangs + 1, max(steps, self._steps_at_hang)
         return hang
 
+    def evidence(self) -> Evidence:
+        """Return what was seen in this life beside the ends of its workers."""
+        self._look_at_gpus()
+        return Evidence(self._oom.kills(), self._oom.machine_kills(), tuple(self._gpu_faults))
+
     def stacks(self, pids: Mapping[int, int]) -> list[RankStacks]:
         """Return what every rank of this host is doing; a stopped one goes on for it."""
         return collect_stacks(self._notes, pids, self._ranks, self._clock)
+
+    def _look_at_gpus(self) -> None:
+        for fault in self._gpus.look():
+            self._emit(fault)
+            if fault.is_broken:
+                self._gpu_faults.append(fault.line())
+
+    def _tell_stragglers(self, vitals: Collection[Vital]) -> None:
+        """Tell a straggler once, and again if it had caught up meanwhile."""
+        found = find_stragglers({one.rank: one.signs for one in vitals})
+        for one in found:
+            if one.rank not in self._stragglers:
+                self._emit(one)
+        self._stragglers = {one.rank for one in found}
 
     def _vital(self, local: int, pid: int, now_seconds: float) -> Vital | None:
         signs = read_signs(pulse_path(self._notes, local))

@@ -108,13 +108,15 @@ class LifeWatch:
     def _fail(self) -> Outcome:
         stopping_at_seconds = self._clock.monotonic_seconds()
         self._group.stop(self._patience.survivor_seconds)
-        self.failures = find_failures(self._group.exits, stopping_at_seconds)
+        seen = self._health.evidence()
+        self.failures = find_failures(self._group.exits, stopping_at_seconds, seen)
         first = self.failures[0]
         return Outcome(
             Kind.FAILED,
             status=first.status,
             stop_signal=self._stops.asked_by,
             is_echo=first.error.is_echo,
+            cause=first.cause,
         )
 
     def _leave(self) -> Outcome:

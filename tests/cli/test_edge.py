@@ -40,6 +40,7 @@ EXIT_CODES = {
     "PeerFailed": (69, "RES-PEER"),
     "DeadlineExceeded": (69, "RES-DEADLINE"),
     "CrashLoop": (70, "RES-CRASH-LOOP"),
+    "NumbersBroken": (70, "RES-NUMBERS"),
     "WorkerFailed": (1, "RES-WORKER"),
     "Preempted": (75, "RES-PREEMPTED"),
 }

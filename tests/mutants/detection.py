@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 RULES = "tests/unit/agent/test_heartbeat.py"
 PULSE = "tests/unit/agent/test_pulse.py"
 STACKS = "tests/unit/agent/test_stacks.py"
+CAUSES = "tests/unit/agent/test_causes.py"
 HANGS = "tests/process/test_hangs.py"
 
 MUTANTS = [
@@ -86,5 +87,33 @@ MUTANTS = [
         " and not outcome.is_echo and not is_hang:",
         " and not outcome.is_echo:",
         f"{HANGS} -k stuck",
+    ),
+    Mutant(
+        "every kill is one for memory",
+        "resilient/agent/causes.py",
+        "    if seen.oom_kills:\n",
+        "    if seen.oom_kills is not None:\n",
+        CAUSES,
+    ),
+    Mutant(
+        "what a control group counted before counts",
+        "resilient/agent/oom.py",
+        "sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())",
+        "sum(now[path] or 0 for path in self._before)",
+        CAUSES,
+    ),
+    Mutant(
+        "counters are read once the worker is gone",
+        "resilient/agent/health.py",
+        "        self._oom.learn(pids.values())\n",
+        "",
+        "tests/process/test_causes_told.py -k memory",
+    ),
+    Mutant(
+        "one slow step makes a straggler",
+        "resilient/agent/stragglers.py",
+        "rank: statistics.median(one.own_seconds)",
+        "rank: max(one.own_seconds)",
+        CAUSES,
     ),
 ]

@@ -14,6 +14,7 @@ def failed(**changes):
         "life": 2,
         "status": 1,
         "cause": "exit",
+        "proof": "",
         "error": "ValueError: boom",
         "hint": "",
         "traceback": "".join(f"line {number}\n" for number in range(40)),

@@ -1,0 +1,91 @@
+"""Causes of failures, with real kills, a real control group and real slow ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+LIMIT_BYTES = 64 << 20
+
+
+@pytest.fixture
+def small_group():
+    """Return a control group (version 1 or 2) with little memory; skip where none can be made."""
+    root = GROUPS if GROUPS.is_dir() else Path("/sys/fs/cgroup")
+    limit = "memory.limit_in_bytes" if GROUPS.is_dir() else "memory.max"
+    group = root / f"resilient-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no control group with a limit of memory can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def events(agent, name):
+    lines = (agent.folder / "events" / "agent.jsonl").read_text(encoding="utf-8").splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == name]
+
+
+def test_a_kill_for_memory_is_told_from_a_kill(train, small_group):
+    agent = train(
+        f"open({str(small_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(1)\n"
+        "if life == 1:\n"
+        "    held = [bytearray(os.urandom(1 << 20)) for _ in range(200)]\n"
+        "if life == 2:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
+        *("--events", "events"),
+    )
+    assert agent.end() == 0, agent.err
+    first, second = events(agent, "WorkerFailed")
+    assert (first["status"], first["cause"]) == (-9, "oom_kill"), agent.err
+    assert "counts 1 killed for memory" in first["proof"]
+    assert "SIGKILL by the kernel's out-of-memory killer" in agent.err
+    assert (second["status"], second["cause"]) == (-9, "signal")
+    assert "not the out-of-memory killer" in second["proof"]
+
+
+def test_causes_of_failures_are_told_as_one_word(train):
+    agent = train(
+        "from resilient.errors import PeerFailed\n"
+        "if life == 1:\n"
+        "    raise OSError(28, 'No space left on device')\n"
+        "if life == 2:\n"
+        "    sys.exit(9)\n"
+        "if life == 3:\n"
+        "    os.abort()\n",
+        *("--events", "events"),
+    )
+    assert agent.end() == 0, agent.err
+    assert [one["cause"] for one in events(agent, "WorkerFailed")] == [
+        "disk_full",
+        "exit",
+        "signal",
+    ]
+
+
+def test_a_slow_rank_is_told_and_left_alone(train):
+    agent = train(
+        """
+from resilient.world.pulse import own_pulse
+from resilient.world.pulse import Phase
+pulse = own_pulse()
+pulse.enter(Phase.FIRST)
+for step in range(60):
+    pulse.begin_step()
+    time.sleep(0.06 if rank == 1 else 0.005)
+    pulse.need_others()
+    time.sleep(0.0 if rank == 1 else 0.055)
+    pulse.end_step(step)
+""",
+        *("--nproc-per-node", "3", "--events", "events"),
+    )
+    assert agent.end() == 0, agent.err
+    assert len(agent.said("pid")) == 3
+    assert {one["rank"] for one in events(agent, "StragglerFound")} == {1}
