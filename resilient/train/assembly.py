@@ -13,6 +13,7 @@ from resilient.state.rng import RandomState
 from resilient.strategies.compression import PARTS
 from resilient.strategies.pipeline.known import RANDOM
 from resilient.train import plan, schedules
+from resilient.train.arguments.reduction import is_canonical
 from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import place_in_stream
@@ -26,6 +27,8 @@ from resilient.train.model.papers import PAPERS, papers_of
 from resilient.train.model.precision import Precision
 from resilient.train.parallel import strategy_for
 from resilient.train.passes import pipeline_for
+from resilient.train.reduction.leaves import sampler_for, seats_of
+from resilient.train.reduction.passes import REDUCTION, passes_for
 from resilient.train.run import Run, about_run
 from resilient.train.saving import Best, Saver
 from resilient.train.schedules.state import ScheduleState
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from resilient.strategies.strategy import Strategy, Updates
     from resilient.train.callbacks.callback import CallbackHandler
     from resilient.train.data.sampling import Deal
+    from resilient.train.reduction.passes import LeafPasses
     from resilient.train.session import Session
     from resilient.train.state import TrainerState
     from resilient.train.surface.hooks import TrainerHooks
@@ -51,6 +55,7 @@ RESERVED = (
     *("model", "optimizer", "scheduler", "scaler"),
     *PARTS,
     RANDOM,
+    REDUCTION,
     *("trainer_state", "data", "callbacks", "meters", "best", "rng_state", *PAPERS),
 )
 
@@ -75,15 +80,14 @@ def assemble(
     schedules.require_evaluations(args, scheduler)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
-    meters, best = _meters_for(hooks), Best()
+    meters, best, leaves = _meters_for(hooks), Best(), passes_for(hooks, topic)
     parts = {
         **bound.parts,
         **_stepping(bound.updates, scheduler),
         "trainer_state": Part(state, document="trainer_state.json"),
         "data": Part(cursor),
         "callbacks": Part(callbacks),
-        "meters": Part(meters, scope="rank"),
-        "best": Part(best),
+        **_measured(meters, best, leaves),
         **papers_of(hooks.model, hooks.processing_class),
         **registered,
         # Last, so that nothing that is loaded can draw from the restored streams.
@@ -107,7 +111,7 @@ def assemble(
         cursor=cursor,
         deal=deal,
         meters=meters,
-        counter=_counter_for(hooks, state, deal),
+        counter=_counter_for(hooks, state),
         saver=saver,
         gate=session.stop_gate(topic),
         accumulation=args.gradient_accumulation_steps,
@@ -115,6 +119,7 @@ def assemble(
         farewell=partial(say_farewell, session.gang, topic),
         fitting=fitting_for(args, strategy, bound.model, session),
         pipeline=pipeline_for(hooks),
+        leaves=leaves,
     )
 
 
@@ -139,15 +144,16 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
         hooks.train_sampler = ResumableSampler(*place, world.rank)
         return place
     size = require_map_style(hooks.train_dataset, "train_dataset")
-    deal = deal_for(hooks.args, world, size)
+    deal = deal_for(hooks.args, seats_of(hooks.args, world), size)
     group = deal.batch * hooks.args.gradient_accumulation_steps
     origin = {"trainer": "transformers"} if hooks.args.random_numbers == "transformers" else None
     cursor = Cursor(size, hooks.args.order_seed, group=group, origin=origin)
-    hooks.train_sampler = ResumableSampler(cursor, deal, world.rank, hooks.train_sampling())
+    sampling = hooks.train_sampling()
+    hooks.train_sampler = sampler_for(hooks.args, world, cursor, deal, sampling)
     return cursor, deal
 
 
-def _counter_for(hooks: TrainerHooks, state: TrainerState, deal: Deal) -> Counter:
+def _counter_for(hooks: TrainerHooks, state: TrainerState) -> Counter:
     """Return what counts for a trainer: tokens if it is told to, operations if it can."""
     args, session = hooks.args, hooks.session
     tokens_of = None
@@ -157,12 +163,23 @@ def _counter_for(hooks: TrainerHooks, state: TrainerState, deal: Deal) -> Counte
         tokens_of = TokenCount(hooks.model, padding, session.emit, skips_padding=skips)
     flos_of = hooks.floating_point_ops if hooks.knows_flos else None
     ranks = session.world.size
-    return Counter(state, session.device, ranks, ranks // deal.ranks, tokens_of, flos_of)
+    copies = ranks // session.data_world.size
+    return Counter(state, session.device, ranks, copies, tokens_of, flos_of)
 
 
 def _meters_for(hooks: TrainerHooks) -> Meters:
     session, filters = hooks.session, hooks.args.logging_nan_inf_filter
-    return Meters(session.device, session.world.size, filters=filters)
+    # What a step's loss is with canonical reduction, each rank knows without the others.
+    ranks = 1 if is_canonical(hooks.args) else session.world.size
+    return Meters(session.device, ranks, filters=filters)
+
+
+def _measured(meters: Meters, best: Best, leaves: LeafPasses | None) -> dict[str, Part]:
+    """Return the parts of what was measured; of a canonical step all ranks know the same."""
+    if leaves is None:
+        return {"meters": Part(meters, scope="rank"), "best": Part(best)}
+    begun = Part(leaves.arithmetic, optional=True)
+    return {"meters": Part(meters, optional=True), "best": Part(best), REDUCTION: begun}
 
 
 def deal_of(hooks: TrainerHooks) -> Deal:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from resilient.errors import ConfigError
 from resilient.strategies.ddp import DdpStrategy
 from resilient.strategies.detour import detour_of
@@ -18,6 +20,7 @@ from resilient.train.arguments.distribution import (
     recomputing,
     syncs_each_batch,
 )
+from resilient.train.arguments.reduction import is_canonical, micro_batches
 from resilient.train.model.lowering import to_fp8
 from resilient.train.optimizers.groups import parameter_groups
 
@@ -48,14 +51,23 @@ def strategy_for(
         to_fp8(model, args.fp8_recipe)
     if args.parallelism == "deepspeed":
         return _deepspeed(args, device, ranks, model)
+    if is_canonical(args):
+        return _canonical(args, device, ranks)
     if together_size(args.parallelism_config) > 1:
         inside = pipeline_size(args.parallelism_config) > 1
         return (_pipeline if inside else _tensor_parallel)(args, device, ranks, model)
     if ranks == 1:
         _refuse_alone(args)
         return SingleStrategy()
-    if args.parallelism == "fsdp":
-        return _fsdp(args, device, ranks, model)
+    return (_fsdp if args.parallelism == "fsdp" else _ddp)(args, device, ranks, model)
+
+
+def _ddp(
+    args: TrainingArguments,
+    device: torch.device,
+    ranks: int,
+    model: nn.Module,  # noqa: ARG001 - as of all the others
+) -> Strategy:
     mesh_sizes(args.parallelism_config, ranks, shards=False)
     return DdpStrategy(
         device,
@@ -65,6 +77,22 @@ def strategy_for(
         bool(args.ddp_static_graph),
         syncs_each_batch(args),
         compression_of(args),
+    )
+
+
+def _canonical(args: TrainingArguments, device: torch.device, ranks: int) -> Strategy:
+    # Only runs that ask for it pay for loading it.
+    from resilient.strategies.canonical.exchange import WINDOW_BYTES
+    from resilient.strategies.canonical.strategy import CanonicalStrategy
+
+    cap = args.ddp_bucket_cap_mb
+    return CanonicalStrategy(
+        device,
+        dist.get_rank() if ranks > 1 else 0,
+        ranks,
+        micro_batches(args),
+        args.shard_optimizer_state,
+        WINDOW_BYTES if cap is None else max(1, int(cap * (1 << 20))),
     )
 
 

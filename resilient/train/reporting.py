@@ -63,6 +63,18 @@ class ColumnsUnused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ArithmeticDiffers(Event):
+    """Hosts compute other bits than each other, and training goes on all the same."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say which, and what that means."""
+        return f"{self.reason}: the bits of this run depend on which host computes what"
+
+
+@dataclass(frozen=True, slots=True)
 class TokensNotCounted(Event):
     """The tokens of a batch cannot be counted as they should."""
 

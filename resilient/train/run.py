@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from resilient.train.fitting import Fitting
     from resilient.train.measures.counting import Counter
     from resilient.train.measures.meters import Meters
+    from resilient.train.reduction.passes import LeafPasses
     from resilient.train.saving import Saver
     from resilient.train.state import TrainerState
     from resilient.train.stop import StopGate
@@ -59,6 +60,7 @@ class Run:
         scheduled_steps: the length that the schedule was made for.
         fitting: finds a batch that fits into memory, if asked to.
         pipeline: makes the passes of a step, if the model is cut into stages.
+        leaves: makes the passes of a step, if gradients are joined in one fixed order.
         is_over: whether all ranks ended here together, and none of them failed.
     """
 
@@ -78,6 +80,7 @@ class Run:
     scheduled_steps: int
     fitting: Fitting | None = None
     pipeline: Pipelined | None = None
+    leaves: LeafPasses | None = None
     is_over: bool = False
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -92,15 +95,15 @@ class Run:
             return detour.numbers
         return sum(getattr(one, "ds_numel", one.numel()) for one in self.parameters)
 
-    def started(self, state: TrainerState) -> TrainingStarted:
-        """Return the fact that the loop begins, or goes on."""
+    def started(self, state: TrainerState, ranks: int) -> TrainingStarted:
+        """Return the fact that the loop begins, or goes on, on so many ranks."""
         return TrainingStarted(
             state.global_step,
             state.max_steps,
             state.num_train_epochs,
             self.cursor.size,
             self.step_samples,
-            self.deal.ranks,
+            ranks,
             self.trained_numbers,
         )
 

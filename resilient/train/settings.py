@@ -9,6 +9,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.reduction import is_canonical
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +47,10 @@ def settle_process(args: TrainingArguments, device: torch.device) -> None:
     Raises:
         ConfigError: the device has no TF32.
     """
-    if args.full_determinism:
+    threads = args.threads_per_rank or (1 if is_canonical(args) else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if args.full_determinism or (is_canonical(args) and device.type != "cpu"):
         compute_deterministically()
     if args.tf32 is not None:
         allow_tf32(device, wanted=args.tf32)

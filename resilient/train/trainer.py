@@ -119,10 +119,7 @@ class Trainer(TrainerBase):
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
-        self._tell(run.started(self.state))
-        run.model.train()
-        set_mode(run.optimizer, training=True)
-        self.callback_handler.fire("on_train_begin")
+        self._begin(run)
         if self.args.eval_on_start and not self.state.global_step:
             self.evaluate(ignore_keys=self._ignore_keys_for_eval)
         # An epoch that is open has an end to handle, even when no step is left.
@@ -171,6 +168,8 @@ class Trainer(TrainerBase):
         """Make one optimizer step; return the micro-batches that come after it."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
         self.session.pulse.begin_step()
+        if run.leaves is not None:
+            run.leaves.begin_step(state.global_step)
         fire("on_step_begin")
         if run.fitting is None:
             self._make_gradients(run, run.model, batches)
@@ -195,6 +194,9 @@ class Trainer(TrainerBase):
 
     def _make_gradients(self, run: Run, model: nn.Module, batches: Iterator[Any]) -> None:
         """Make the passes of a step: as many micro-batches as it takes."""
+        if run.leaves is not None:
+            run.leaves.make(self, run, batches)
+            return
         # The last group of an epoch may be short; its loss is divided by its own size.
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
@@ -228,6 +230,14 @@ class Trainer(TrainerBase):
             self._tell(BatchCut(old, new))
             batches = run.batches(begins=False)
         return batches
+
+    def _begin(self, run: Run) -> None:
+        self._tell(run.started(self.state, self.session.data_world.size))
+        run.model.train()
+        set_mode(run.optimizer, training=True)
+        self.callback_handler.fire("on_train_begin")
+        if run.leaves is not None and not self._is_done:
+            run.leaves.start(self, run)
 
     def _log_evaluate_save(self, run: Run) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""

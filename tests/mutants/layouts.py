@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "an optimizer over whole tensors is given flat shards",
         "resilient/train/arguments/distribution.py",
-        "            args.optim not in _BY_ELEMENT,\n",
+        "            args.optim not in BY_ELEMENT,\n",
         "            False,\n",
         OPTIONS,
     ),

@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(
         "tokens are counted by each rank that holds a layer",
         "resilient/train/assembly.py",
-        "ranks // deal.ranks, tokens_of",
-        "1, tokens_of",
+        "session.device, ranks, copies, tokens_of",
+        "session.device, ranks, 1, tokens_of",
         f"{CUT} -k all_agree",
     ),
     Mutant(

@@ -92,6 +92,10 @@ RULES: dict[str, Rule] = {
         *("torch_empty_cache_steps", "ddp_timeout"),
     ),
     **_each(
+        *(FREE, "it says what is done about hosts that compute other bits"),
+        "on_arithmetic_mismatch",
+    ),
+    **_each(
         *(TOLD, "evaluations fall on other steps from here on"),
         *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
     ),
@@ -106,7 +110,7 @@ RULES: dict[str, Rule] = {
     **_each(
         *(TOLD, "samples are counted, none is lost or repeated; the bits differ from here on"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last"),
-        "auto_find_batch_size",
+        *("auto_find_batch_size", "global_train_batch_size"),
     ),
     **_each(
         *(TOLD, "the checkpoint's goes on: it is part of the optimizer's state"),
@@ -141,6 +145,7 @@ RULES: dict[str, Rule] = {
     ),
     **_each(
         *(TOLD, "the state is cut anew; sums are made in another order from here on"),
+        *("reduction", "shard_optimizer_state", "threads_per_rank"),
         *("parallelism", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
         *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_comm_hook", "ddp_comm_wrapper"),
         *("ddp_comm_state_option", "fsdp", "fsdp_config", "deepspeed"),

@@ -11,6 +11,7 @@ from resilient.train.arguments.changes import ALL, RULES
 from resilient.train.arguments.choices import CHOICES
 from resilient.train.arguments.distribution import check_distribution
 from resilient.train.arguments.kinds import kinds_of, require_kind
+from resilient.train.arguments.reduction import check_reduction
 from resilient.train.arguments.support import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
 from resilient.train.arguments.words import did_you_mean, refused
 from resilient.vault.registry.retention import parse_retention
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _AT_LEAST_ONE = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("durable_every", "near_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"),
-    "dataloader_prefetch_factor",
+    *("dataloader_prefetch_factor", "global_train_batch_size", "threads_per_rank"),
 )
 _NOT_NEGATIVE = (
     *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"),
@@ -44,6 +45,7 @@ def check(args: TrainingArguments) -> None:
     _check_support(args)
     _check_cadences(args)
     _check_combinations(args)
+    check_reduction(args)
     check_distribution(args)
     # Spelt wrongly it must not be found out at the first save.
     parse_retention(args.save_retention or {}, args.save_total_limit)

@@ -29,7 +29,7 @@ _REPLICAS = (
     *("ddp_static_graph", "ddp_comm_hook"),
 )
 # Optimizers that treat each number by itself, so that they need not know where it is.
-_BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
 # Keys of accelerate's configuration -> what is done here; any other value is refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -192,8 +192,8 @@ def _check_flat(args: TrainingArguments) -> None:
     """
     told = {
         "optim": (
-            args.optim not in _BY_ELEMENT,
-            f"looks at whole tensors ({', '.join(_BY_ELEMENT)} do not)",
+            args.optim not in BY_ELEMENT,
+            f"looks at whole tensors ({', '.join(BY_ELEMENT)} do not)",
         ),
         "torch_compile": (args.torch_compile, "would compile what is gathered inside"),
         "parallelism_config": (

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.train.arguments.reduction import is_canonical
 from resilient.train.data.loaders import outlive_a_request
 from resilient.train.data.orders import Sampling
 from resilient.train.data.position import place_in_epoch
@@ -192,15 +193,20 @@ class KeyedDataset(Dataset[Any]):
 
     So random augmentation depends on the sample's place in the run, not on which worker drew it
     or how many batches that worker made before.
+
+    Args:
+        dataset: map-style.
+        always: in this process too, whose stream each batch then begins anew.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, always: bool = False) -> None:
         self.dataset = dataset
+        self._always = always
         self._fetch_many = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, batch: MicroBatch) -> Any:
         """Return the samples of ``batch``."""
-        if get_worker_info() is not None:
+        if self._always or get_worker_info() is not None:
             seed_worker(batch.key)
         if self._fetch_many is not None:
             return self._fetch_many(batch.indices)
@@ -268,7 +274,7 @@ def train_loader(
     global stream, and that would tie dropout to the number of loaders made.
     """
     return DataLoader(
-        KeyedDataset(dataset),
+        KeyedDataset(dataset, always=is_canonical(args)),
         batch_sampler=sampler,
         collate_fn=collate,
         generator=torch.Generator().manual_seed(sampler.cursor.seed),

@@ -205,7 +205,8 @@ def place_in_stream(args: TrainingArguments, world: World) -> tuple[StreamCursor
             f"`train_sampling_strategy`={args.train_sampling_strategy!r} needs a train_dataset "
             "with a length: a stream is trained on in its own order"
         )
-    for name, nothing in (("auto_find_batch_size", False), ("random_numbers", "own")):
+    unknown = (("auto_find_batch_size", False), ("random_numbers", "own"), ("reduction", "native"))
+    for name, nothing in unknown:
         if getattr(args, name) not in (nothing, None):
             raise ConfigError(
                 f"`{name}`={getattr(args, name)!r} needs a train_dataset with a length, and this "

@@ -171,6 +171,20 @@ def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | Non
     return torch.stack(counts).sum() if counts else None
 
 
+def count_over_ranks(
+    count: torch.Tensor | None, device: torch.device, *, has_batches: bool
+) -> torch.Tensor | None:
+    """Return the sum of a count over all ranks, of which some may have no batch. Collective.
+
+    Returns:
+        None if a rank with batches has nothing to count.
+    """
+    missing = count is None and has_batches
+    shown = torch.tensor([0 if count is None else int(count), missing], device=device)
+    dist.all_reduce(shown)
+    return None if shown[1] else shown[0]
+
+
 def sum_over_ranks(count: torch.Tensor, copies: int) -> torch.Tensor:
     """Return the sum of a count over all ranks, of which ``copies`` hold each. Collective."""
     dist.all_reduce(count)

@@ -34,6 +34,7 @@ from resilient.train.model.batch import (
     returns_loss_alone,
     split_outputs,
 )
+from resilient.train.reduction.leaves import sampler_for, seats_of
 from resilient.train.surface.making import MakingHooks
 from resilient.train.surface.stepping import LossHooks
 from resilient.train.surface.wrapping import WrappingHooks
@@ -106,10 +107,12 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
             )
             return stream_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
         size = require_map_style(dataset, "train_dataset")
-        sampler = self.train_sampler or ResumableSampler(
+        world = self.session.data_world
+        sampler = self.train_sampler or sampler_for(
+            self.args,
+            world,
             Cursor(size, self.args.order_seed),
-            deal_for(self.args, self.session.data_world, size),
-            self.session.data_world.rank,
+            deal_for(self.args, seats_of(self.args, world), size),
         )
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.train.arguments.reduction import is_canonical
 from resilient.train.measures.counting import transformer_flos
 from resilient.train.model import losses
 from resilient.train.model.batch import forward, require_loss, split_columns, to_device
@@ -157,10 +158,16 @@ class LossHooks:
         if not self._counts_labels:
             return islice(epoch_iterator, num_batches), None
         batches = list(islice(epoch_iterator, num_batches))
-        count = losses.count_labels(batches, shifted=losses.shifts_labels(self.model))
+        count, ranks = (
+            losses.count_labels(batches, shifted=losses.shifts_labels(self.model)),
+            self.session.world.size,
+        )
+        if is_canonical(self.args) and ranks > 1:
+            count = losses.count_over_ranks(count, device, has_batches=bool(batches))
+            return batches, None if count is None else count.clamp(min=1)
         if count is None:
             return batches, None
-        count, ranks = count.to(device), self.session.world.size
+        count = count.to(device)
         if self.args.average_tokens_across_devices and ranks > 1:
             count = losses.sum_over_ranks(count, copies=ranks // self.data_ranks)
         # A step whose labels are all ignored has no loss; it must not become one that is no number.

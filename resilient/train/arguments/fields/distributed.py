@@ -16,6 +16,23 @@ class DistributedArguments:
         "ddp",
         "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO); auto: by size",
     )
+    reduction: str = option(
+        "native",
+        "order in which gradients are added: native (the backend's, the fastest), canonical (one "
+        "fixed order: the same bits at any world size)",
+    )
+    global_train_batch_size: int | None = option(
+        None, "samples of a step, of all ranks together; needed by reduction canonical"
+    )
+    shard_optimizer_state: bool = option(
+        default=False, help="each rank keeps a share of the optimizer's state (reduction canonical)"
+    )
+    threads_per_rank: int | None = option(
+        None, "threads of torch on each rank; None: as they are, and 1 with reduction canonical"
+    )
+    on_arithmetic_mismatch: str = option(
+        "stop", "hosts that compute other bits, with reduction canonical: stop, continue"
+    )
     ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
     ddp_timeout: float = option(1800, "seconds that a collective may take")
     ddp_find_unused_parameters: bool | None = option(None, "see torch's DDP; None: False")

@@ -1,0 +1,224 @@
+"""The gradients of a step: taken micro-batch by micro-batch, left as their mean on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from operator import add
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from resilient.errors import ConfigError
+from resilient.strategies.canonical.exchange import Exchange, add_gradients, flat
+from resilient.strategies.canonical.layout import line_of
+from resilient.strategies.canonical.tree import Joining, Node, plan_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from resilient.strategies.canonical.layout import Segment
+
+Gradients = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Parameters of one dtype, which are summed together.
+
+    Attributes:
+        numbers: their places among all parameters.
+        exchange: how they are summed.
+    """
+
+    numbers: tuple[int, ...]
+    exchange: Exchange
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of the lane among one tensor for each parameter, flat."""
+        return [flat(tensors[number]) for number in self.numbers]
+
+
+class Reducer:
+    """Joins the gradients of the micro-batches that this rank computes with those of the others.
+
+    Args:
+        parameters: what is trained, the same list on every rank.
+        leaves: micro-batches of a step.
+        rank: which rank this is.
+        ranks: of how many.
+        window_bytes: how much is exchanged at once.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        leaves: int,
+        rank: int,
+        ranks: int,
+        window_bytes: int,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.plan = plan_for(leaves, ranks)
+        self.rank, self.ranks = rank, ranks
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for number, one in enumerate(self.parameters):
+            by_dtype.setdefault(one.dtype, []).append(number)
+        self.lanes = [self._lane(numbers, window_bytes) for numbers in by_dtype.values()]
+        self._begin()
+
+    @property
+    def leaves(self) -> range:
+        """The micro-batches of this rank."""
+        return range(*self.plan.runs[self.rank])
+
+    def _lane(self, numbers: list[int], window_bytes: int) -> Lane:
+        ones = [self.parameters[number] for number in numbers]
+        line = line_of([one.numel() for one in ones], self.ranks)
+        like = ones[0].detach()
+        return Lane(tuple(numbers), Exchange(line, self.plan, self.rank, like, window_bytes))
+
+    def _begin(self) -> None:
+        self._joining: Joining[Gradients] = Joining(self.plan.leaves, add_gradients)
+        self._losses: list[torch.Tensor] = []
+
+    def take(self, leaf: int, loss: torch.Tensor) -> None:
+        """Take the gradients of a micro-batch away from the parameters, and its loss.
+
+        Raises:
+            ConfigError: a gradient is sparse.
+        """
+        for one in self.parameters:
+            if one.grad is not None and one.grad.layout != torch.strided:
+                raise ConfigError(
+                    f"a gradient of shape {tuple(one.shape)} is sparse, and reduction='canonical' "
+                    "adds dense ones: write sparse=False where the embedding is made"
+                )
+        self._joining.take(Node(leaf, leaf + 1), [_dense(one) for one in self.parameters])
+        self._losses.append(loss.detach().double())
+        for one in self.parameters:
+            one.grad = None
+
+    def finish(self) -> float:
+        """Leave the mean gradient on every parameter; return the mean loss. Collective.
+
+        A parameter that no micro-batch used has no gradient.
+        """
+        partials, loss, used = self._meet()
+        gradients = partials[0] if self.ranks == 1 else self._reduce(partials, used)
+        self._scale_alone(gradients)
+        for one, gradient in zip(self.parameters, gradients, strict=True):
+            one.grad = gradient
+        return loss
+
+    def finish_own(self) -> tuple[float, Gradients]:
+        """Return the mean loss, and of each parameter's mean gradient this rank's run. Collective.
+
+        The parameters themselves have no gradients afterwards. What is returned is overwritten
+        by the next call.
+        """
+        partials, loss, used = self._meet()
+        if self.ranks == 1:
+            self._scale_alone(partials[0])
+            return loss, [None if one is None else flat(one) for one in partials[0]]
+        whole = [self._filled(one) for one in partials]
+        for lane in self.lanes:
+            self._sum_up_own(lane, [lane.of(one) for one in whole])
+        own = [one if has else None for one, has in zip(self._own, used, strict=True)]
+        return loss, own
+
+    def tell_own(self) -> None:
+        """Give every rank the elements of parameters that each has stepped. Collective."""
+        for lane in self.lanes if self.ranks > 1 else ():
+            whole = lane.of([one.detach() for one in self.parameters])
+            for window in lane.exchange.windows:
+                lane.exchange.tell(lane.exchange.mine(whole, window), whole, window)
+
+    def run_of(self, number: int) -> Segment:
+        """Return the elements of a parameter, by its number, that this rank sums."""
+        for lane in self.lanes:
+            if number in lane.numbers:
+                run = lane.exchange.line.run(lane.numbers.index(number), self.rank)
+                return run._replace(tensor=number)
+        raise IndexError(number)
+
+    def _scale_alone(self, gradients: Gradients) -> None:
+        """Make means of sums that no other rank had a part in."""
+        kept = [one for one in gradients if one is not None]
+        if self.ranks == 1 and kept:
+            torch._foreach_mul_(kept, 1 / self.plan.leaves)
+
+    def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
+        """Return what this rank has joined, the mean loss, and which parameters were used.
+
+        Collective. Each loss is told by one rank, and zeros by all others: a sum of these has no
+        order.
+        """
+        partials, losses = self._joining.values(), self._losses
+        self._begin()
+        leaves, device = self.plan.leaves, self.parameters[0].device
+        has = [
+            any(one[number] is not None for one in partials)
+            for number in range(len(self.parameters))
+        ]
+        shown = torch.zeros(leaves + len(has), dtype=torch.float64)
+        shown[leaves:] = torch.tensor(has)
+        shown = shown.to(device)
+        if losses:
+            shown[self.leaves.start : self.leaves.stop] = torch.stack(losses)
+        if self.ranks > 1:
+            dist.all_reduce(shown)
+        told = shown.tolist()
+        joining: Joining[float] = Joining(leaves, add)
+        for leaf in range(leaves):
+            joining.take(Node(leaf, leaf + 1), told[leaf])
+        return partials, joining.root() / leaves, [one > 0 for one in told[leaves:]]
+
+    def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
+        """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
+        whole = [self._filled(one) for one in partials]
+        room = whole[0] if whole else self._filled([None] * len(self.parameters))
+        for lane in self.lanes:
+            # Windows do not overlap, so what one of them overwrites has been sent.
+            exchange, into = lane.exchange, lane.of(room)
+            sent = [lane.of(one) for one in whole]
+            for window in exchange.windows:
+                exchange.tell(exchange.sum_up(sent, window), into, window)
+        return [one if has else None for one, has in zip(room, used, strict=True)]
+
+    def _filled(self, gradients: Gradients) -> list[torch.Tensor]:
+        """Return gradients with zeros where one is missing."""
+        return [
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(self.parameters, gradients, strict=True)
+        ]
+
+    def _sum_up_own(self, lane: Lane, partials: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Leave this rank's runs of the means of one lane in ``_own``. Collective."""
+        exchange, own = lane.exchange, lane.of(self._own)
+        for window in exchange.windows:
+            mine, place = exchange.sum_up(partials, window), 0
+            for one in exchange.line.segments(*window.spans[self.rank]):
+                count, first = one.stop - one.start, exchange.line.run(one.tensor, self.rank).start
+                own[one.tensor][one.start - first : one.stop - first] = mine[place : place + count]
+                place += count
+
+    @cached_property
+    def _own(self) -> list[torch.Tensor]:
+        """Memory for this rank's runs of all gradients."""
+        runs = [self.run_of(number) for number in range(len(self.parameters))]
+        return [
+            torch.empty(run.stop - run.start, dtype=one.dtype, device=one.device)
+            for one, run in zip(self.parameters, runs, strict=True)
+        ]
+
+
+def _dense(parameter: nn.Parameter) -> torch.Tensor | None:
+    """Return a parameter's gradient, with its elements in memory where the parameter's are."""
+    gradient = parameter.grad
+    if gradient is None or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

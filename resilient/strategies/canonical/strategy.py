@@ -1,0 +1,88 @@
+"""Replicas whose gradients are joined in one fixed tree over the micro-batches of a step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.state.capture import Part
+from resilient.state.pieces import PieceOptimizer
+from resilient.strategies.buffers import broadcast
+from resilient.strategies.canonical.exchange import WINDOW_BYTES
+from resilient.strategies.canonical.pieces import cut_optimizer
+from resilient.strategies.canonical.reducer import Reducer
+from resilient.strategies.canonical.refusing import refuse_layouts
+from resilient.strategies.canonical.updates import ReplicaUpdates, ShardUpdates
+from resilient.strategies.strategy import Bound, bind_plainly
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.strategies.strategy import Updates
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalStrategy:
+    """The same bits at any world size, of one rank too; replicas begin as rank 0's.
+
+    Attributes:
+        device: where this rank's replica is.
+        rank: which rank this is.
+        ranks: of how many.
+        micro_batches: of a step, of all ranks together.
+        shards_optimizer: each rank keeps and makes a share of the optimizer's steps.
+        window_bytes: how much of the gradients is exchanged at once.
+    """
+
+    device: torch.device
+    rank: int
+    ranks: int
+    micro_batches: int
+    shards_optimizer: bool = False
+    window_bytes: int = WINDOW_BYTES
+    name: str = "canonical"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give every rank the parameters and buffers of rank 0, and return the model. Collective.
+
+        Raises:
+            ConfigError: a parameter or its gradients lie otherwise than dense.
+        """
+        if self.shards_optimizer:
+            for one in model.parameters():
+                one.data = one.data.contiguous()
+        refuse_layouts(model)
+        if self.ranks > 1:
+            broadcast([*model.parameters(), *model.buffers()])
+        return model
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
+        """Return the model as it is, and what makes its steps.
+
+        Raises:
+            ConfigError: the optimizer cannot be cut.
+        """
+        trained = [one for one in model.parameters() if one.requires_grad]
+        reducer = Reducer(trained, self.micro_batches, self.rank, self.ranks, self.window_bytes)
+        if not self.shards_optimizer:
+            return bind_plainly(self, model, optimizer, ReplicaUpdates(updates, reducer))
+        runs = cut_optimizer(model, optimizer, reducer)
+        stateful = PieceOptimizer(optimizer, list(runs.values()))
+        parts = {"model": Part(model), "optimizer": Part(stateful)}
+        return Bound(model, ShardUpdates(updates, reducer, runs), parts)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model itself."""
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
+        """Return an empty context: gradients are joined after the passes of a step."""
+        return nullcontext()
+
+    def align(self, model: nn.Module) -> None:
+        """Do nothing: parameters are equal, and no pass may change a buffer."""

@@ -1,0 +1,156 @@
+"""How a step is made from gradients that were joined in the order of the tree.
+
+The norm of all gradients is that of the norms of their blocks, in the order of the parameters:
+the same numbers in the same order, whoever computes them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import clip_grads_with_norm_
+
+from resilient.strategies.canonical.exchange import flat
+from resilient.strategies.canonical.layout import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from resilient.state.pieces import Run
+    from resilient.strategies.canonical.reducer import Reducer
+    from resilient.strategies.strategy import Updates
+
+
+class ReplicaUpdates:
+    """Every rank has the whole mean gradient and steps the whole model.
+
+    Args:
+        inner: how one process alone would make its steps.
+        reducer: joins the gradients.
+    """
+
+    def __init__(self, inner: Updates, reducer: Reducer) -> None:
+        self.scaler = inner.scaler
+        self.reducer = reducer
+        self._inner = inner
+        parameters = reducer.parameters
+        blocks = (-(-one.numel() // BLOCK) for one in parameters)
+        self._places = (0, *accumulate(blocks))
+        wide = any(one.dtype == torch.float64 for one in parameters)
+        self._dtype = torch.float64 if wide else torch.float32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context for a forward pass."""
+        return self._inner.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate the loss of a micro-batch."""
+        self._inner.backward(loss)
+
+    def finish(self) -> float:
+        """Join what all ranks have taken, and return the mean loss. Collective."""
+        return self.reducer.finish()
+
+    def clip(
+        self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
+    ) -> torch.Tensor:
+        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+
+        ``max_norm`` 0 measures and does not clip. Collective.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        norm: torch.Tensor = torch.linalg.vector_norm(self._block_norms())
+        if max_norm > 0:
+            clip_grads_with_norm_(self._stepped(parameters), max_norm, norm, foreach=True)
+        return norm
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
+        return self._inner.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Free the gradients of the step that was made."""
+        self._inner.zero_grad(optimizer)
+
+    def _stepped(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        """Return what the optimizer steps of some parameters."""
+        return parameters
+
+    def _block_norms(self) -> torch.Tensor:
+        """Return the norm of each block of all gradients; 0 where there is none."""
+        grads = ((0, None if one.grad is None else flat(one.grad)) for one in self._parameters)
+        return self._norms(list(enumerate(grads)))
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return self.reducer.parameters
+
+    def _norms(
+        self, gradients: Sequence[tuple[int, tuple[int, torch.Tensor | None]]]
+    ) -> torch.Tensor:
+        """Return the norms of blocks: of (parameter's number, (first element, gradients))."""
+        norms = torch.zeros(self._places[-1], dtype=self._dtype, device=self._parameters[0].device)
+        blocks: list[torch.Tensor] = []
+        places: list[int] = []
+        for number, (start, gradient) in gradients:
+            if gradient is not None and gradient.numel():
+                cut = torch.split(gradient, BLOCK)
+                first = self._places[number] + start // BLOCK
+                blocks += cut
+                places += range(first, first + len(cut))
+        if blocks:
+            found = torch._foreach_norm(blocks, 2, dtype=self._dtype)  # noqa: SLF001 - as torch's
+            norms[torch.tensor(places)] = torch.stack(found)
+        return norms
+
+
+class ShardUpdates(ReplicaUpdates):
+    """Every rank has its runs of the mean gradient, steps these, and tells the others.
+
+    Args:
+        inner: how one process alone would make its steps.
+        reducer: joins the gradients.
+        runs: by the number of their parameter: what the optimizer steps here.
+    """
+
+    def __init__(self, inner: Updates, reducer: Reducer, runs: Mapping[int, Run]) -> None:
+        super().__init__(inner, reducer)
+        self._runs = runs
+        self._gradients: list[torch.Tensor | None] = []
+
+    def finish(self) -> float:
+        """Join what all ranks have taken, and return the mean loss. Collective."""
+        loss, self._gradients = self.reducer.finish_own()
+        for number, run in self._runs.items():
+            gradient = self._gradients[number]
+            parts = [None] * len(run.pieces) if gradient is None else run.cut(gradient)
+            for piece, part in zip(run.pieces, parts, strict=True):
+                piece.grad = part
+        return loss
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step this rank's pieces, and tell the others. Collective."""
+        stepped = super().step(optimizer)
+        self.reducer.tell_own()
+        return stepped
+
+    def _stepped(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        del parameters
+        return [piece for run in self._runs.values() for piece in run.pieces]
+
+    def _block_norms(self) -> torch.Tensor:
+        """Return the norm of each block; each is told by one rank, and zeros by all others."""
+        norms = self._norms(
+            [(nth, (run.start, self._gradients[nth])) for nth, run in self._runs.items()]
+        )
+        if self.reducer.ranks > 1:
+            dist.all_reduce(norms)
+        return norms
