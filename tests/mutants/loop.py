@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LOOP = "tests/unit/test_loop.py"
+CLIPPING = "tests/unit/train/test_clipping.py"
+BAR = "tests/unit/train/test_progress_bar.py"
 LAYOUTS = "tests/process/test_loop_killed.py -k layout"
 
 MUTANTS = [
@@ -49,5 +51,26 @@ MUTANTS = [
         '            error.add_note(f"the save in flight failed as well: {failed}")\n',
         "            raise failed from error\n",
         LOOP,
+    ),
+    Mutant(
+        "clipping is left out where torch's would still change a bit",
+        "resilient/train/model/precision.py",
+        "norm.item() + _CLIP_EPSILON <= max_norm",
+        "norm.item() <= max_norm",
+        CLIPPING,
+    ),
+    Mutant(
+        "only the first group's gradients are freed",
+        "resilient/train/model/precision.py",
+        "for group in optimizer.param_groups:",
+        "for group in optimizer.param_groups[:1]:",
+        CLIPPING,
+    ),
+    Mutant(
+        "the bar says at its end what it said a while ago",
+        "resilient/train/callbacks/bars.py",
+        "        self._said_at = 0.0\n        super().close()\n",
+        "        super().close()\n",
+        BAR,
     ),
 ]

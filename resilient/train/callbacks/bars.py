@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -11,6 +12,27 @@ from resilient.train.callbacks.callback import TrainerCallback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar that is drawn as it was when a line is written above it, unless that is long ago.
+
+    What it says is made anew ten times a second, and not for each of a hundred lines.
+    """
+
+    _said: str = ""
+    _said_at: float = 0.0
+
+    def __str__(self) -> str:
+        now = time.monotonic()
+        if now - self._said_at >= self.mininterval:
+            self._said, self._said_at = str(super().__str__()), now
+        return self._said
+
+    def close(self) -> None:
+        """Say for the last time where it stands."""
+        self._said_at = 0.0
+        super().close()
 
 
 class ProgressCallback(TrainerCallback):
@@ -28,7 +50,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Open the bar at the step that training goes on from."""
         if state.is_world_process_zero:
-            self.training_bar = tqdm(
+            self.training_bar = _Bar(
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True
             )
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from resilient.train.arguments import TrainingArguments
 
+_CLIP_EPSILON = 1e-6
+
 
 class Precision:
     """How forward, backward and the optimizer step run in a lower precision.
@@ -62,13 +64,19 @@ class Precision:
         norm = get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # of sharded gradients; one number for all ranks
             norm = norm.full_tensor()
-        if max_norm > 0:
+        if max_norm > 0 and not _is_surely_within(norm, max_norm):
             clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
         return norm
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         """Free the gradients."""
-        optimizer.zero_grad(set_to_none=True)
+        if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+            optimizer.zero_grad(set_to_none=True)
+            return
+        # What torch's own does, but for the record that it opens for a profiler.
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad = None
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer; False when fp16 gradients overflowed and it was skipped."""
@@ -79,3 +87,12 @@ class Precision:
         self.scaler.step(optimizer)
         self.scaler.update()
         return self.scaler.get_scale() >= before
+
+
+def _is_surely_within(norm: torch.Tensor, max_norm: float) -> bool:
+    """Say whether clipping would multiply every gradient by one.
+
+    Torch multiplies by ``max_norm / (norm + 1e-6)``, at most 1; where that is 1 no bit changes.
+    An accelerator is not waited for to know it.
+    """
+    return norm.device.type == "cpu" and norm.item() + _CLIP_EPSILON <= max_norm
