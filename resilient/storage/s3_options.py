@@ -57,7 +57,7 @@ _S3FS_ALONE = frozenset(
 )  # fmt: skip
 _PART_BYTES_MIN = 5 << 20
 
-OBSTORE_PART_BYTES = 32 << 20
+OBSTORE_PART_BYTES = 64 << 20
 """A file of a checkpoint is mostly one or two requests then: they cost time, and money."""
 
 

@@ -124,6 +124,13 @@ MUTANTS = [
         REFER,
     ),
     Mutant(
+        "one region that changed makes all of a file new",
+        MODULE,
+        "len(starts) == regions[name]",
+        "starts",
+        REFER,
+    ),
+    Mutant(
         "the next save forgets one that may be committed",
         "resilient/checkpointer.py",
         "self._bases = (Base(pending), *self._bases)[:_BASES_MAX]",

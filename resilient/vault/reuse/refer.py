@@ -186,7 +186,8 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
     documents = {one.document for one in parts}
     seen = glimpses or Glimpses()
     changed = {one.name: seen.changed(one) for one in files if one.name not in documents}
-    found = _first_committed(store, checkpoint, bases)
+    # Nothing is asked of the store where nothing can be referred to: so most saves are.
+    found = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
     if found is None:
         return Division(tuple(files), parity=parity)
     manifest, base = found
@@ -233,6 +234,12 @@ def _protected(
         if len(fewer) == len(matches):
             return matches, tuple(groups)
         matches = fewer
+
+
+def _is_new(files: Sequence[HostFile], changed: Mapping[str, set[int]]) -> bool:
+    """Say whether every region of the files in ``changed`` is there, so none is what it was."""
+    regions = {file.name: sum(len(one.regions) for one in file.tensors) for file in files}
+    return all(len(starts) == regions[name] for name, starts in changed.items())
 
 
 def _first_committed(
