@@ -113,6 +113,7 @@ class Plan:
         run_id: of the job.
         conf: of the rendezvous.
         local_addr: this node's address; empty leaves it to torch.
+        is_alone: whether this node meets nobody.
     """
 
     command: tuple[str, ...]
@@ -124,6 +125,7 @@ class Plan:
     run_id: str
     conf: dict[str, Any]
     local_addr: str
+    is_alone: bool = False
 
 
 def resolve(options: TrainOptions) -> Plan:
@@ -155,6 +157,7 @@ def resolve(options: TrainOptions) -> Plan:
         conf={"timeout": 900, **conf},
         # The host's own name may resolve to nothing inside a container.
         local_addr=met.local_addr or ("127.0.0.1" if is_alone else ""),
+        is_alone=is_alone,
     )
 
 
@@ -277,6 +280,10 @@ def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:
 
 
 def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
+    if plan.is_alone:
+        from resilient.agent.alone import AloneRendezvous
+
+        return AloneRendezvous(plan.run_id, plan.local_addr)
     # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters

@@ -37,6 +37,7 @@ README_LINES_MAX = 250
 ENTRY_POINTS = {
     "resilient_cli.__main__",
     "resilient.agent.bootstrap",
+    "resilient.agent.nursery",
     "resilient.vault.keeper.keeper",
 }
 USERS_IMPORT = ("resilient.testing.",)

@@ -47,6 +47,7 @@ from resilient.agent.keeping import Keeping
 from resilient.agent.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.membership import ExitBarrier, MembershipWatch
 from resilient.agent.stops import StopAsked, Stops
+from resilient.agent.warm import Nursery
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.agent.workers import WorkerCommand, WorkerGroup
 from resilient.errors import PeerFailed
@@ -94,8 +95,10 @@ class ResilientAgent(SimpleElasticAgent):
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
         self._health = Health(self._folder, patience.hang, clock, emit)
+        self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
         self._cause = "start"
         self._number = 0
+        self._stop_seconds = self._met_seconds = 0.0
         self._life: Life | None = None
         self._workers: WorkerGroup | None = None
 
@@ -114,6 +117,7 @@ class ResilientAgent(SimpleElasticAgent):
                 self._leave_rendezvous(action)
         finally:
             self._shutdown()
+            self._nursery.stop()
             self._keeping.stop(is_urgent=self._stops.is_urgent)
             shutil.rmtree(self._folder, ignore_errors=True)
         ended = RunEnded if isinstance(action, Finish) else RunGivenUp
@@ -137,7 +141,8 @@ class ResilientAgent(SimpleElasticAgent):
                 return action
             self._cause = action.cause
             left = self._budget.restarts_left
-            self._emit(GroupRestarted(action.cause, self._number + 1, left))
+            took_seconds = self._stop_seconds
+            self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
 
     def _live(self) -> tuple[Outcome, list[Failure]]:
         """Live one life: meet the other nodes, start, watch, stop."""
@@ -163,19 +168,20 @@ class ResilientAgent(SimpleElasticAgent):
         # Torch sets its attributes outside the constructor, so their types say None.
         group: Any = self._worker_group
         assert self._workers is not None, "watched after it started"  # noqa: S101
-        clock, patience = self._clock, self._patience
+        clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))
         members = MembershipWatch(group.spec.rdzv_handler, patience.interval_seconds, clock)
         nodes = group.group_world_size
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
-        notes = self._wishes.notes
+        stops, notes, tend = self._stops, self._wishes.notes, self._nursery.keep
         around = Surroundings(
-            self._stops, members, barrier, self._health, patience, clock, self._emit, notes
+            stops, members, barrier, self._health, patience, clock, self._emit, tend, notes
         )
         watch = LifeWatch(self._workers, around)
         members.start()
         try:
             return watch.observe(), watch.failures
         finally:
+            self._stop_seconds = watch.stop_seconds
             members.stop()
 
     def _judge(self, outcome: Outcome) -> Action:
@@ -204,17 +210,20 @@ class ResilientAgent(SimpleElasticAgent):
             self._worker_group.spec.rdzv_handler.shutdown()
 
     def _rendezvous(self, worker_group: TorchGroup) -> None:
+        began_seconds = self._clock.monotonic_seconds()
         with self._stops.interrupting():
             super()._rendezvous(worker_group)
             resume = self._progress.resume_with(self._wishes.resume, self._number)
             self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
+        self._met_seconds = self._clock.monotonic_seconds() - began_seconds
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         self._keeping.ready()
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]
         self._health.begin({one.local_rank: one.rank for one in commands})
-        self._workers = WorkerGroup(commands, self._clock)
+        began_seconds = self._clock.monotonic_seconds()
+        self._workers = WorkerGroup(commands, self._clock, self._nursery)
         self._emit(
             WorkerGroupStarted(
                 life=self._number,
@@ -223,8 +232,12 @@ class ResilientAgent(SimpleElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 local_world_size=len(commands),
                 nodes=worker_group.group_world_size,
+                is_warm=self._workers.is_warm,
+                met_seconds=self._met_seconds,
+                start_seconds=self._clock.monotonic_seconds() - began_seconds,
             )
         )
+        self._nursery.keep(commands[0])
         return dict(self._workers.pids)
 
     def _command(self, worker_group: TorchGroup, worker: Any) -> WorkerCommand:
@@ -243,7 +256,11 @@ class ResilientAgent(SimpleElasticAgent):
             rank=worker.global_rank,
             local_rank=worker.local_rank,
             argv=(str(spec.entrypoint), *map(str, spec.args)),
-            environ={**environ, "TORCHELASTIC_ERROR_FILE": str(error_file)},
+            environ={
+                **environ,
+                **self._nursery.told(worker.local_rank),
+                "TORCHELASTIC_ERROR_FILE": str(error_file),
+            },
             error_file=error_file,
         )
 
@@ -251,13 +268,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _monitor_workers(self, worker_group: TorchGroup) -> RunResult:  # noqa: ARG002 - see above
-        if self._workers is None:
-            return RunResult(state=WorkerState.STOPPED)
-        self._workers.wait(0)
-        if any(exit_.status for exit_ in self._workers.exits):
-            return RunResult(state=WorkerState.FAILED)
-        is_running = self._workers.is_running
-        return RunResult(state=WorkerState.HEALTHY if is_running else WorkerState.SUCCEEDED)
+        return RunResult(state=_state_of(self._workers))
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
@@ -267,5 +278,15 @@ class ResilientAgent(SimpleElasticAgent):
         if workers is None:
             return
         if workers.is_running:
-            workers.stop(self._patience.survivor_seconds if timeout is None else timeout)
+            patience = self._patience.beside(has_keeper=bool(self._keeping.path))
+            workers.stop(patience.survivor_seconds if timeout is None else timeout)
         workers.close()
+
+
+def _state_of(workers: WorkerGroup | None) -> WorkerState:
+    if workers is None:
+        return WorkerState.STOPPED
+    workers.wait(0)
+    if any(exit_.status for exit_ in workers.exits):
+        return WorkerState.FAILED
+    return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED

@@ -18,6 +18,20 @@ _CODE_KILLED = 137
 _CODE_INTERRUPTED = 130
 _CODE_PREEMPTED = 75
 _CODE_NOT_FOUND = 66
+# What the nursery may import for a worker: it starts no thread and no device, and does not care
+# which rank it is.
+_WARMABLE = (
+    "accelerate", "huggingface_hub", "numpy", "resilient", "safetensors", "tokenizers", "torch",
+    "transformers",
+)  # fmt: skip
+# Variables that these read when they are imported.
+_RELEVANT = (
+    "ACCELERATE_", "ATEN_", "BLIS_", "CUDA_MODULE_", "DNNL_", "GOMP_", "HF_", "HUGGINGFACE_",
+    "KINETO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_",
+    "USE_", "XDG_",
+)  # fmt: skip
+_IRRELEVANT = ("TORCHELASTIC_", "TORCH_NCCL_")
 
 
 class TargetNotFound(Exception):
@@ -28,8 +42,9 @@ class TargetNotFound(Exception):
 
 def main(arguments: list[str]) -> int:
     """Run the program that ``arguments`` name and return the exit code of this process."""
-    _die_with_the_agent()
+    die_with_the_agent()
     _enable_fault_handler()
+    _log_imports()
     worker = os.getpid()
     try:
         run_target(arguments)
@@ -88,7 +103,7 @@ def write_error_file(error: BaseException, code: int) -> None:
         sys.stderr.write(f"resilient: cannot write the error file `{path}`: {failure}\n")
 
 
-def _die_with_the_agent() -> None:
+def die_with_the_agent() -> None:
     """Have the kernel kill this process when the agent dies, however it dies."""
     agent = int(os.environ.get("RESILIENT_AGENT_PID") or "0")
     if not agent:
@@ -100,6 +115,46 @@ def _die_with_the_agent() -> None:
     # It may have died before the line above; then nobody would ever tell us.
     if os.getppid() != agent:
         os._exit(_CODE_KILLED)
+
+
+def relevant_variables() -> dict[str, str]:
+    """Return the variables that packages may read when they are imported."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_RELEVANT) and not name.startswith(_IRRELEVANT)
+    }
+
+
+class _ImportLog:
+    """A finder that finds nothing, and writes down what was imported: for the nursery."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._worker = os.getpid()
+        self._last: dict[str, Any] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Note a module that a nursery may import as well, once it is more than looked for."""
+        del path, target
+        last, self._last = self._last, {}
+        if last.get("name") in sys.modules and os.getpid() == self._worker:
+            import json
+
+            os.write(self._file, json.dumps(last).encode() + b"\n")
+        package = name.partition(".")[0]
+        if package in _WARMABLE:
+            variables = {"variables": relevant_variables()} if name == package else {}
+            self._last = {"name": name, **variables}
+
+
+def _log_imports() -> None:
+    """Write down what is imported, in the first worker of a host that has a nursery."""
+    path = os.environ.get("RESILIENT_IMPORTS", "")
+    if not path:
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    sys.meta_path.insert(0, _ImportLog(os.open(path, flags, 0o600)))
 
 
 def _enable_fault_handler() -> None:

@@ -21,7 +21,19 @@ _TRACEBACK_LINES_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroupStarted(Event):
-    """The workers of one life run on this host."""
+    """The workers of one life run on this host.
+
+    Attributes:
+        life: its number.
+        attempt: its name.
+        cause: why it began.
+        world_size: workers of all hosts.
+        local_world_size: workers of this host.
+        nodes: how many hosts.
+        is_warm: whether the workers were forked from a process that had imported what they need.
+        met_seconds: how long it took to meet the other hosts.
+        start_seconds: how long it took to start the processes.
+    """
 
     life: int
     attempt: str
@@ -29,6 +41,9 @@ class WorkerGroupStarted(Event):
     world_size: int
     local_world_size: int
     nodes: int
+    is_warm: bool
+    met_seconds: float
+    start_seconds: float
 
     def line(self) -> str:
         """Say how many workers started and why."""
@@ -115,12 +130,20 @@ def tell_failure(failures: Sequence[Failure], life: int, safe: str, follows: str
 
 @dataclass(frozen=True, slots=True)
 class GroupRestarted(Event):
-    """A life ended and another begins."""
+    """A life ended and another begins.
+
+    Attributes:
+        cause: why, as one word.
+        next_life: its number.
+        restarts_left: after failures.
+        stop_seconds: from the first sign that the life was over to the end of its last worker.
+    """
 
     level: ClassVar[Level] = Level.DEBUG  # the start of the next life says it to people
     cause: str
     next_life: int
     restarts_left: int
+    stop_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class LifeRegistry:
             RendezvousTimeoutError: the first node published nothing in time.
         """
         # A dynamic rendezvous has keys of its own per round; the static one has not, but its
-        # nodes restart in step.
+        # nodes restart in step. One node has a new store each time.
         is_static = group.spec.rdzv_handler.get_backend() == "static"
         key = f"resilient/life/{number if is_static else 0}"
         if group.group_rank == 0:

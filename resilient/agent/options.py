@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.agent.heartbeat import HangRule
@@ -18,7 +18,9 @@ class Patience:
     Attributes:
         interval_seconds: between two questions whether nodes want to join.
         grace_seconds: from SIGTERM to SIGKILL when the workers have something to save.
-        survivor_seconds: the same after a failure, when it is saved or lost already.
+        survivor_seconds: the same after a failure, when it is saved or lost already; a save
+            that a survivor persists by itself may land in that time.
+        kept_survivor_seconds: the same when a keeper persists what is staged.
         barrier_seconds: how long finished nodes wait for the others.
         hang: how long workers may show no progress.
     """
@@ -26,8 +28,14 @@ class Patience:
     interval_seconds: float = 0.1
     grace_seconds: float = 25.0
     survivor_seconds: float = 2.0
+    kept_survivor_seconds: float = 0.2
     barrier_seconds: float = 300.0
     hang: HangRule = field(default_factory=HangRule)
+
+    def beside(self, *, has_keeper: bool) -> Patience:
+        """Return the patience with survivors: what a keeper has needs no time of theirs."""
+        seconds = self.kept_survivor_seconds if has_keeper else self.survivor_seconds
+        return replace(self, survivor_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,8 @@ class KeeperWishes:
 class Wishes:
     """What every worker is told; see :class:`resilient.world.launch.Launch`.
 
-    The agent removes the folder ``notes`` when it leaves; empty lets it make one.
+    The agent removes the folder ``notes`` when it leaves; empty lets it make one. Unless
+    ``is_warm``, it starts each worker from nothing.
     """
 
     repo: str = ""
@@ -65,3 +74,4 @@ class Wishes:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: str = ""
     require_signature: bool = False
+    is_warm: bool = True

@@ -14,6 +14,8 @@ from resilient.agent.hanging import end_hung
 from resilient.world.stopping import StopRequest, tell_stop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.agent.health import Health
     from resilient.agent.membership import ExitBarrier, MembershipWatch
     from resilient.agent.options import Patience
@@ -29,7 +31,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a life is watched with."""
+    """What a life is watched with; ``tend`` is called now and then, and must not take long."""
 
     stops: Stops
     members: MembershipWatch
@@ -38,6 +40,7 @@ class Surroundings:
     patience: Patience
     clock: Clock
     emit: Emitter
+    tend: Callable[[], None]
     notes: str = ""
 
 
@@ -46,10 +49,12 @@ class LifeWatch:
 
     Attributes:
         failures: of the workers that failed, the first in front.
+        stop_seconds: how long it took to end the others once one had ended the life.
     """
 
     def __init__(self, group: WorkerGroup, around: Surroundings) -> None:
         self.failures: list[Failure] = []
+        self.stop_seconds = 0.0
         self._group = group
         self._stops = around.stops
         self._members = around.members
@@ -60,14 +65,17 @@ class LifeWatch:
         self._emit = around.emit
         self._notes = around.notes
         self._told: StopRequest | None = None
+        self._tend = around.tend
         self._is_loss_told = False
 
     def observe(self) -> Outcome:
         """Wait for the life to end, stop what still runs, and say how it ended."""
         while True:
             self._group.wait(_TICK_SECONDS)
+            seen_at_seconds = self._clock.monotonic_seconds()
             outcome = self._look()
             if outcome is not None:
+                self.stop_seconds = self._clock.monotonic_seconds() - seen_at_seconds
                 return outcome
 
     def _look(self) -> Outcome | None:
@@ -92,6 +100,7 @@ class LifeWatch:
         return outcome
 
     def _look_around(self) -> Outcome | None:
+        self._tend()
         if self._members.is_changed:
             self._end(is_told=True)
             return Outcome(Kind.REGROUPED)

@@ -12,7 +12,7 @@ import selectors
 import signal
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,10 +64,37 @@ class WorkerExit:
     is_killed: bool
 
 
+class Spawner(Protocol):
+    """What may have workers at hand that need not be started from nothing."""
+
+    def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
+        """Return the processes of the workers, children of this one; none if it has none."""
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def wait(self) -> object:
+        """Reap it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spawned:
+    """A child that subprocess does not know."""
+
+    pid: int
+
+    def wait(self) -> object:
+        """Reap it."""
+        return os.waitpid(self.pid, 0)
+
+
 @dataclass(slots=True)
 class _Running:
     command: WorkerCommand
-    process: subprocess.Popen[bytes]
+    process: _Process
     pidfd: int
 
 
@@ -80,21 +107,31 @@ class WorkerGroup:
     Args:
         commands: one per worker.
         clock: tells when an exit was noticed.
+        spawner: asked for processes before they are started cold.
+
+    Attributes:
+        is_warm: whether the spawner had them.
 
     Raises:
         OSError: a worker could not be started; those before it are killed.
     """
 
-    def __init__(self, commands: Sequence[WorkerCommand], clock: Clock) -> None:
+    def __init__(
+        self, commands: Sequence[WorkerCommand], clock: Clock, spawner: Spawner | None = None
+    ) -> None:
         self.exits: list[WorkerExit] = []
         self._clock = clock
         self._all: list[_Running] = []
         self._selector = selectors.DefaultSelector()
         self._is_killing = False
         self._looked_at_seconds = clock.monotonic_seconds()
+        spawned = [_Spawned(pid) for pid in spawner.spawn(commands)] if spawner else []
+        self.is_warm = bool(spawned)
+        for command, process in zip(commands, spawned, strict=False):
+            self._add(command, process)
         try:
-            for command in commands:
-                self._start(command)
+            for command in commands[len(spawned) :]:
+                self._add(command, _start(command))
         except OSError:
             self.close()
             raise
@@ -176,10 +213,7 @@ class WorkerGroup:
         self._all.clear()
         self._selector.close()
 
-    def _start(self, command: WorkerCommand) -> None:
-        process = subprocess.Popen(  # noqa: S603 - the user's own program
-            command.argv, env=command.environ, start_new_session=True
-        )
+    def _add(self, command: WorkerCommand, process: _Process) -> None:
         one = _Running(command, process, os.pidfd_open(process.pid))
         self._all.append(one)
         self._selector.register(one.pidfd, selectors.EVENT_READ, one)
@@ -197,3 +231,9 @@ class WorkerGroup:
             alive_at_seconds=self._looked_at_seconds,
             is_killed=self._is_killing and not is_code,
         )
+
+
+def _start(command: WorkerCommand) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the user's own program
+        command.argv, env=command.environ, start_new_session=True
+    )

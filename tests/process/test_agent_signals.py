@@ -135,7 +135,8 @@ while not os.path.exists("ready.1"):
 say("failing")
 sys.exit(1)
 """,
-        *TWO,
+        # Without a keeper survivors have two seconds.
+        *(*TWO, "--host-bytes-max", "none"),
     )
     agent.wait_for("failing", 1)
     time.sleep(1)

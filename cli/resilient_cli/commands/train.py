@@ -75,6 +75,14 @@ Notice = Annotated[
     ),
 ]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
+Warm = Annotated[
+    bool,
+    _option(
+        "Fork the workers of later lives from a process that has imported what the first ones "
+        "did; without it each imports by itself.",
+        "--warm/--no-warm",
+    ),
+]
 Interval = Annotated[
     float, _option("Seconds between two questions whether nodes want to join.", min=0.01)
 ]
@@ -118,6 +126,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     events: Events = "",
     notice: Notice = "auto",
     dry_run: DryRun = False,
+    warm: Warm = True,
     monitor_interval: Interval = 0.1,
     hang_deadline: HangDeadline = "auto",
     hang_floor: HangFloor = 60.0,
@@ -167,6 +176,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
             single_writer,
             storage_options=reach,
             require_signature=require_signature,
+            is_warm=warm,
         ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,

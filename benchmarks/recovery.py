@@ -1,0 +1,210 @@
+"""Seconds from SIGKILL of one rank to the next completed step, against torchrun with HF's Trainer.
+
+Both train the demo's model (`examples/gpt.py`, a million parameters, AdamW) on two ranks with
+gloo and one thread each, and save every ten steps. In each turn a job is started anew, one rank
+of it is killed after the same step, and what is measured is the time until every rank has ended
+a step again. `transformers` resumes from its last checkpoint, as its users do. Ours is killed
+once the process is there that workers are forked from, which takes a few seconds in a first life.
+`steps_lost` were trained a second time. The parts of a recovery are medians, so that their sum
+need not be the total: `detect` to the first sign of it in the agent, `teardown` to the end of the
+last worker, `rendezvous`, `start` to the first line of the script, `imports`, `build` of model
+and data, `restore` until training begins, and the `first_step`. For the peer, which does not say
+more, `start` is from the kill to the first line of the script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+from benchmarks.harness import Report, installed, medians, ratio, spread, take_turns
+from benchmarks.peers.quiet import others_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS = 5
+RANKS = 2
+KILLED_RANK = 1
+KILLED_AT_STEP = 37
+SAVE_STEPS = 10
+STEPS = 100_000
+PATIENCE_SECONDS = 300.0
+_SCRIPT = Path(__file__).parent / "peers" / "recovering.py"
+_WARM = "resilient-warm\n"
+_LAUNCHERS = {
+    "ours": ("resilient_cli", "train", "--nproc-per-node", str(RANKS), "--events"),
+    "torchrun_hf": (
+        "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
+        "--max-restarts", "3",
+    ),
+}  # fmt: skip
+
+
+class Job:
+    """One run of a contender, in a folder of its own."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        launcher = [sys.executable, "-m", *_LAUNCHERS[name]]
+        launcher += [str(folder / "events")] if name == "ours" else []
+        whose = "ours" if name == "ours" else "hf"
+        script = [str(_SCRIPT), whose, str(folder), str(STEPS), str(SAVE_STEPS)]
+        with (folder / "said.txt").open("wb") as said:
+            self._process = subprocess.Popen(
+                [*launcher, *script],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        children = self.children()
+        for pid in (self._process.pid, *children):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+
+    def children(self) -> list[int]:
+        """Return the processes that the launcher has started."""
+        pid = self._process.pid
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+        return [int(one) for one in text.split()]
+
+    def is_warm(self) -> bool:
+        """Whether the job has what it starts workers from; the peer has nothing such."""
+        if self.name != "ours":
+            return True
+        return any(Path(f"/proc/{pid}/comm").read_text() == _WARM for pid in self.children())
+
+    def marks(self, rank: int) -> list[dict[str, Any]]:
+        """Return what a rank wrote down."""
+        path = self.folder / f"marks-{rank}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def steps(self, rank: int) -> list[dict[str, Any]]:
+        """Return the steps that a rank has ended."""
+        return [one for one in self.marks(rank) if one["name"].startswith("step ")]
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait while the job runs."""
+        deadline_seconds = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            is_late = time.monotonic() > deadline_seconds
+            if is_late or self._process.poll() is not None:
+                said = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
+                raise RuntimeError(f"{self.name} did not get there:\n{said[-3000:]}")
+            time.sleep(0.002)
+
+
+def run(rounds: int) -> Report:
+    """Kill a rank of each contender `rounds` times in shuffled order."""
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in _LAUNCHERS}
+
+    def contender(name: str) -> Callable[[], float]:
+        def turn() -> float:
+            with tempfile.TemporaryDirectory(dir=".") as folder, Job(name, Path(folder)) as job:
+                parts[name].append(recover(job))
+            return parts[name][-1]["total"]
+
+        return turn
+
+    found = take_turns({name: contender(name) for name in _LAUNCHERS}, rounds)
+    figures: dict[str, Any] = {"rounds": rounds, **medians(found, "seconds")}
+    for name, records in parts.items():
+        for part in records[0]:
+            unit = part if part in ("steps_lost", "others_cores") else f"{part}_seconds"
+            value = round(median(one[part] for one in records), 4)
+            figures.setdefault(f"{name}_{unit}", value)
+    beyond = median(one["total"] - one["step"] for one in parts["ours"])
+    pair = ("ours", "torchrun_hf")
+    figures |= {
+        "ours_seconds_beyond_one_step": round(beyond, 4),
+        "ours_over_torchrun_hf_lowest_highest": spread(found, *pair),
+        "transformers_version": installed("transformers"),
+    }
+    return Report("recovery", {"ours_over_torchrun_hf": ratio(found, *pair)}, figures)
+
+
+def recover(job: Job) -> dict[str, float]:
+    """Kill a rank of a job that trains, and return the parts of its recovery, in seconds."""
+    job.until(lambda: len(job.steps(KILLED_RANK)) >= KILLED_AT_STEP and job.is_warm())
+    count = len(job.steps(KILLED_RANK)) + KILLED_AT_STEP
+    # The same place between two saves, after as many steps again at full speed.
+    job.until(lambda: _is_there(job, count))
+    before = {rank: job.steps(rank) for rank in range(RANKS)}
+    busy_seconds = others_seconds()
+    killed_seconds = time.monotonic()
+    os.kill(before[KILLED_RANK][-1]["pid"], signal.SIGKILL)
+    old = {one["pid"] for rank in before for one in before[rank]}
+    job.until(lambda: all(_again(job, rank, old) for rank in range(RANKS)))
+    firsts = [_again(job, rank, old)[0] for rank in range(RANKS)]
+    ended_seconds = max(one["at_seconds"] for one in firsts)
+    reached = max(int(one["name"].split()[1]) for rank in before for one in job.steps(rank)
+                  if one["pid"] in old)  # fmt: skip
+    total = ended_seconds - killed_seconds
+    marks = [one["at_seconds"] for one in before[KILLED_RANK][-KILLED_AT_STEP:]]
+    return {
+        "total": total,
+        **parts_of(job, firsts[0], killed_seconds),
+        "step": median(b - a for a, b in pairwise(marks)),
+        "steps_lost": reached - (int(firsts[0]["name"].split()[1]) - 1),
+        "others_cores": abs(others_seconds() - busy_seconds) / total,
+    }
+
+
+def parts_of(job: Job, first: dict[str, Any], killed_seconds: float) -> dict[str, float]:
+    """Return how long each part of a recovery took, up to the first step of rank 0."""
+    mine = {one["name"]: one["at_seconds"] for one in job.marks(0) if one["pid"] == first["pid"]}
+    names = ("began", "imported", "built", "restored", first["name"])
+    ends = [mine[name] for name in names]
+    parts = ("imports", "build", "restore", "first_step")
+    inside = {name: b - a for name, a, b in zip(parts, ends, ends[1:], strict=False)}
+    if job.name != "ours":
+        return {"start": mine["began"] - killed_seconds, **inside}
+    text = (job.folder / "events" / "agent.jsonl").read_text(encoding="utf-8")
+    events = [json.loads(line) for line in text.splitlines()]
+    restarted = next(one for one in events if one["event"] == "GroupRestarted")
+    started = [one for one in events if one["event"] == "WorkerGroupStarted"][1]
+    assert started["is_warm"], "its workers were started cold"
+    stopped_seconds = _monotonic(restarted["at"])
+    return {
+        "detect": stopped_seconds - restarted["stop_seconds"] - killed_seconds,
+        "teardown": restarted["stop_seconds"],
+        "rendezvous": started["met_seconds"],
+        "start": mine["began"] - stopped_seconds - started["met_seconds"],
+        **inside,
+    }
+
+
+def _is_there(job: Job, count: int) -> bool:
+    steps = job.steps(KILLED_RANK)
+    is_place = int(steps[-1]["name"].split()[1]) % SAVE_STEPS == KILLED_AT_STEP % SAVE_STEPS
+    return len(steps) >= count and is_place
+
+
+def _again(job: Job, rank: int, old: set[int]) -> list[dict[str, Any]]:
+    return [one for one in job.steps(rank) if one["pid"] not in old]
+
+
+def _monotonic(at: str) -> float:
+    """Return a date of an event on the monotonic clock."""
+    offset_seconds = datetime.now().astimezone().timestamp() - time.monotonic()
+    return datetime.fromisoformat(at).timestamp() - offset_seconds

@@ -1,0 +1,58 @@
+"""What the process is asked before workers are forked from it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import resilient
+
+NURSERY = Path(resilient.__file__).parent / "agent" / "nursery.py"
+LOAD = f"""
+import importlib.util, os, sys, threading, time
+spec = importlib.util.spec_from_file_location("nursery", {str(NURSERY)!r})
+nursery = importlib.util.module_from_spec(spec)
+sys.modules["nursery"] = nursery
+spec.loader.exec_module(nursery)
+"""
+
+
+def told(code, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD + code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_process_with_a_thread_that_no_fork_survives_is_unfit():
+    start = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    assert told("print(nursery.unfit())") == ""
+    assert "started 1 threads" in told(start + "print(nursery.unfit())")
+
+
+def test_a_process_with_an_open_device_is_unfit():
+    device = "nursery._DEVICES = ('/dev/null',)\nfile = open('/dev/null')\n"
+    assert "has opened `/dev/null`" in told(device + "print(nursery.unfit())")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path, whole):
+    notes = [{"name": "numpy", "variables": {"OMP_NUM_THREADS": "3"}}, {"name": "numpy.random"}]
+    text = "".join(json.dumps(one) + "\n" for one in notes)
+    (tmp_path / "imports").write_text(text if whole else text[:-5], encoding="utf-8")
+    code = (
+        "imports = nursery.Imports(sys.argv[1])\nimports.look()\n"
+        "print(len(imports._pending), imports.is_due())\n"
+        "imports.step()\n"
+        "print('numpy' in sys.modules, imports.seen, os.environ['OMP_NUM_THREADS'])\n"
+    )
+    first, second = told(code, str(tmp_path / "imports")).splitlines()
+    assert first == f"{2 if whole else 1} False"
+    assert second == "True {'numpy': {'OMP_NUM_THREADS': '3'}} 3"
