@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds lint types crash fuzz matrix mutants bench all
+.PHONY: demo test services clouds lint types crash storm fuzz matrix mutants bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,6 +60,12 @@ crash: $(STAMP)
 	$(PYTEST) tests/crash --crash-doubles 4800 --timeout 1200
 	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
 
+# A run with canonical reduction, struck at random moments at random numbers of ranks, against a calm
+# one: both digests, and all faults, as one line of JSON.
+FAULTS ?= 100
+storm: $(STAMP)
+	folder=$$(mktemp -d) && $(BIN)/python tests/process/canonical_job.py storm $$folder $(FAULTS),$(SEED) '{}'; code=$$?; rm -r $$folder; exit $$code
+
 # How many spoiled inputs each reader gets, and where to begin: make fuzz RUNS=100000 SEED=1000000
 RUNS ?= 20000
 SEED ?= 0
@@ -79,6 +85,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks save --json
 	$(BIN)/python -m benchmarks load --json
 	$(BIN)/python -m benchmarks resume --json
+	$(BIN)/python -m benchmarks canonical --json
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks s3 --json
 	$(BIN)/python -m benchmarks s3_faults --json

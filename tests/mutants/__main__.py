@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.mutants import (
     adapters,
     arguments,
+    canonical,
     crash,
     detection,
     evaluation,
@@ -79,6 +80,7 @@ LISTS = {
         trials,
         evaluation,
         streams,
+        canonical,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

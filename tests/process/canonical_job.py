@@ -222,6 +222,16 @@ def sizes(folder: Path, counts: list[int], **options) -> dict[int, str]:
     return {count: digest(folder / str(count)) for count in counts}
 
 
+def resized(folder: Path, counts: list[int], **options) -> str:
+    """Return the digest of a run that is killed and goes on with another number of ranks."""
+    gangs = Gangs(folder, **options)
+    for count in counts[:-1]:
+        said = gangs.strike(count, 2, "all", random.Random(count))
+        assert said != "over", f"the run ended before its {count} ranks were killed"
+    gangs.run(counts[-1])
+    return digest(folder)
+
+
 def storm(folder: Path, faults: int, seed: int, **options) -> dict[str, object]:
     """Return the digests of a run that was struck again and again, and of a calm one."""
     draw = random.Random(seed)
@@ -233,11 +243,9 @@ def storm(folder: Path, faults: int, seed: int, **options) -> dict[str, object]:
         assert said[-1] != "over", f"the run ended after {len(said)} faults"
     struck.run(draw.randint(1, 7))
     Gangs(folder / "calm", **options).run(1)
-    made = len(struck.beats())
     return {
         "faults": said,
         "steps": options["max_steps"],
-        "steps_made_again": made - options["max_steps"],
         "struck": digest(folder / "struck"),
         "calm": digest(folder / "calm"),
     }
@@ -246,6 +254,9 @@ def storm(folder: Path, faults: int, seed: int, **options) -> dict[str, object]:
 MODES = {
     "rank": lambda folder, pause, options: trainer_for(folder, float(pause), **options).train(),
     "sizes": lambda folder, counts, options: sizes(
+        folder, [int(one) for one in counts.split(",")], **options
+    ),
+    "resized": lambda folder, counts, options: resized(
         folder, [int(one) for one in counts.split(",")], **options
     ),
     "storm": lambda folder, told, options: storm(
@@ -259,6 +270,8 @@ def main(mode: str, folder: str, told: str, options: str) -> None:
     found = MODES[mode](Path(folder), told, json.loads(options))
     if mode != "rank":
         print(json.dumps(found))  # noqa: T201
+    if mode == "storm" and found["struck"] != found["calm"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -63,13 +63,17 @@ def test_ten_random_faults_at_random_world_sizes_leave_no_trace(tmp_path, shards
     assert found["struck"] == found["calm"], found["faults"]
 
 
-def test_a_run_resized_4_3_5_2_7_by_kills_ends_with_the_digest_of_one(tmp_path, alone):
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_run_resized_4_3_5_2_7_by_kills_ends_with_the_digest_of_one(tmp_path, alone, shards):
+    assert job("resized", tmp_path, "4,3,5,2,7", shard_optimizer_state=shards) == alone
+
+
+def test_a_launcher_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path, alone):
     beats = tmp_path / "beats"
-    for nth, size in enumerate((4, 3, 5, 2), 1):
-        with launched(tmp_path, size, pause=0.1) as process:
-            wait_for(lambda least=nth: reached(beats) >= 2 * least, process)
-            os.killpg(process.pid, signal.SIGKILL)
-    with launched(tmp_path, 7, pause=0.0) as process:
+    with launched(tmp_path, 2, pause=0.1) as process:
+        wait_for(lambda: reached(beats) >= 3, process)
+        os.killpg(process.pid, signal.SIGKILL)
+    with launched(tmp_path, 3, pause=0.0) as process:
         assert process.wait(PATIENCE_SECONDS) == 0
     assert digest(tmp_path) == alone
 

@@ -1,0 +1,85 @@
+"""Defects of canonical reduction: an order, a random number or a check that depends on ranks."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TREE = "tests/property/test_canonical_tree.py"
+ONE = "tests/unit/train/test_reduction.py"
+SUMS = "tests/unit/strategies/test_canonical_sums.py"
+MANY = "tests/process/test_canonical.py -k any_number"
+SHARDS = "tests/process/test_canonical.py -k sharded"
+PASSES = "resilient/train/reduction/passes.py"
+
+MUTANTS = [
+    Mutant(
+        "any two neighbours are joined",
+        "resilient/strategies/canonical/tree.py",
+        "or not is_power or left.start % (2 * half):",
+        "or not is_power:",
+        TREE,
+    ),
+    Mutant(
+        "ranks cut gradients anywhere",
+        "resilient/strategies/canonical/layout.py",
+        "        cuts.append(max(cuts[-1], nearest))\n",
+        "        cuts.append(int(wanted))\n",
+        TREE,
+    ),
+    Mutant(
+        "a gradient that is missing here adds nothing",
+        "resilient/strategies/canonical/exchange.py",
+        "        one.add_(0.0) if one is not None and other is None else one\n",
+        "        one\n",
+        SUMS,
+    ),
+    Mutant(
+        "the norm of a span is taken for the norm of all",
+        "resilient/strategies/canonical/updates.py",
+        "        if self.reducer.ranks > 1:\n            dist.all_reduce(norms)\n",
+        "",
+        SHARDS,
+    ),
+    Mutant(
+        "micro-batches draw from one stream",
+        PASSES,
+        "            self._seed(step, leaf)\n",
+        "",
+        MANY,
+    ),
+    Mutant(
+        "samples are drawn from one stream",
+        "resilient/train/data/sampling.py",
+        "KeyedDataset(dataset, always=is_canonical(args))",
+        "KeyedDataset(dataset)",
+        MANY,
+    ),
+    Mutant(
+        "a buffer may change after the first step",
+        PASSES,
+        "            before.require_same(run.model)\n",
+        "",
+        ONE,
+    ),
+    Mutant(
+        "running statistics are not known",
+        "resilient/strategies/canonical/refusing.py",
+        "if isinstance(module, _NormBase) and module.training and module.track_running_stats:",
+        "if False:",
+        ONE,
+    ),
+    Mutant(
+        "the rehearsal leaves its gradients",
+        "resilient/train/reduction/rehearsal.py",
+        "    for one in run.parameters:\n        one.grad = None\n",
+        "",
+        ONE,
+    ),
+    Mutant(
+        "the arithmetic of the life before is forgotten",
+        "resilient/train/reduction/probe.py",
+        "        if self.digest and self.digest != mine:\n",
+        "        if False:\n",
+        ONE,
+    ),
+]
