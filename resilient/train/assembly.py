@@ -93,15 +93,6 @@ def assemble(
         # Last, so that nothing that is loaded can draw from the restored streams.
         "rng_state": Part(RandomState(), scope="rank"),
     }
-    saver = Saver(
-        session.checkpointer(session.emit, topic),
-        parts,
-        about=lambda: about_run(args, cursor, deal_of(hooks), strategy.name),
-        best=best,
-        state=state,
-        args=args,
-        emit=session.emit,
-    )
     return Run(
         strategy=strategy,
         model=bound.model,
@@ -112,7 +103,7 @@ def assemble(
         deal=deal,
         meters=meters,
         counter=_counter_for(hooks, state),
-        saver=saver,
+        saver=_saver_for(hooks, state, topic, parts, best),
         gate=session.stop_gate(topic),
         accumulation=args.gradient_accumulation_steps,
         scheduled_steps=state.max_steps,
@@ -120,6 +111,24 @@ def assemble(
         fitting=fitting_for(args, strategy, bound.model, session),
         pipeline=pipeline_for(hooks),
         leaves=leaves,
+    )
+
+
+def _saver_for(
+    hooks: TrainerHooks, state: TrainerState, topic: str, parts: dict[str, Part], best: Best
+) -> Saver:
+    """Return what saves the parts. Collective."""
+    session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
+    assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
+    return Saver(
+        session.checkpointer(session.emit, topic),
+        parts,
+        # How data is cut may change in the middle of a run.
+        about=lambda: about_run(hooks.args, sampler.cursor, deal_of(hooks), strategy.name),
+        best=best,
+        state=state,
+        args=hooks.args,
+        emit=session.emit,
     )
 
 
