@@ -13,6 +13,7 @@ from resilient.strategies.pipeline.known import RANDOM
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.model.papers import PAPERS
+from resilient.train.reduction.passes import REDUCTION
 from resilient.train.trainer import Trainer
 
 BEST = {
@@ -218,9 +219,9 @@ def test_a_part_that_is_new_starts_fresh_and_is_named(tmp_path, repository, caps
 def test_the_names_of_our_own_parts_are_reserved_all_of_them(tmp_path, repository):
     trainer = make_trainer(tmp_path, max_steps=1, fp16=True)
     trainer.train()
-    # On a CPU there is no scaler, nothing is compressed or cut on one rank, and this model has no
-    # papers.
-    others = {"scaler", RANDOM, *PARTS, *PAPERS}
+    # On a CPU there is no scaler, nothing is compressed, cut or reduced on one rank, and this model
+    # has no papers.
+    others = {"scaler", RANDOM, REDUCTION, *PARTS, *PAPERS}
     ours = repository.checkpoints[max(repository.checkpoints)].keys() | others
     assert ours == set(RESERVED)
     for name in ours:
