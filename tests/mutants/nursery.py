@@ -1,0 +1,61 @@
+"""Defects of what forks the workers of a later life, and of what ends those before."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+RULES = "tests/unit/agent/test_nursery.py"
+WARM = "tests/process/test_warm_workers.py"
+CODES = "tests/process/test_agent_codes.py"
+
+MUTANTS = [
+    Mutant(
+        "a thread of an import does not make a process unfit",
+        "resilient/agent/nursery.py",
+        "    if threads > 1:\n",
+        "    if threads > 1000:\n",
+        RULES,
+    ),
+    Mutant(
+        "an open device does not make a process unfit",
+        "resilient/agent/nursery.py",
+        "            if target.startswith(_DEVICES):\n",
+        "            if target in _DEVICES[1:]:\n",
+        RULES,
+    ),
+    Mutant(
+        "a line that is being written is read",
+        "resilient/agent/nursery.py",
+        'text[: text.rfind(b"\\n") + 1]',
+        "text",
+        RULES,
+    ),
+    Mutant(
+        "variables that the program sets before it imports have no effect",
+        "resilient/agent/nursery.py",
+        "            if variables != bootstrap.relevant_variables():\n",
+        "            if not variables:\n",
+        f"{WARM}::test_variables_that_the_program_sets_before_it_imports_have_their_effect",
+    ),
+    Mutant(
+        "numpy draws the same on all ranks",
+        "resilient/agent/nursery.py",
+        '        sys.modules["numpy.random"].seed()\n',
+        "        pass\n",
+        f"{WARM}::test_random_numbers_differ_between_ranks_as_in_cold_workers",
+    ),
+    Mutant(
+        "a dead nursery is not replaced",
+        "resilient/agent/watch.py",
+        "        self._tend()\n",
+        "",
+        f"{WARM}::test_a_dead_nursery_means_a_cold_start_and_is_replaced",
+    ),
+    Mutant(
+        "survivors get no time without a keeper",
+        "resilient/agent/options.py",
+        "if has_keeper else",
+        "if True else",
+        f"{CODES}::test_a_survivor_that_ignores_sigterm_does_not_hold_up_the_restart",
+    ),
+]
