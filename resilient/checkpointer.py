@@ -114,8 +114,7 @@ class Checkpointer:
         self._desk = meet(self._desk)
         store = self._persister.open(self._desk)
         wanted = self._desk.wants(names, landing.boxes, landing.places)
-        within_seconds = self._desk.limits.within_seconds
-        choice = choose(store, self._desk.comms, ref, wanted, within_seconds)
+        choice = choose(store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds)
         absent = self._load(choice, parts, landing, examine)
         self._life = begin(self._desk, choice, cause)
         self._desk = self._desk.within(self._life)
@@ -203,10 +202,10 @@ class Checkpointer:
             checkpoint = self._claim_step(CheckpointId(life.number, step))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
+            about = about.closing(checkpoint, life)
             self._persister.begin(topic)
-            snapshot = capture(step, parts, world.rank)
             steady = steady_memory(parts) if overlap else ()
-            staged = stage(snapshot, world, self._arena, steady)
+            staged = stage(capture(step, parts, world.rank), world, self._arena, steady)
             job = Job(
                 about=describe(self._desk, life, step, about, keep),
                 files=staged.files,
@@ -218,6 +217,7 @@ class Checkpointer:
                 stall_seconds=self._stall.seconds,
                 bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
                 streamed=staged.streamed,
+                segment=about.segment,
             )
             if staged.rest:
                 self._overlap.copy(staged.rest, lambda spoiled: self._hand_over(job, spoiled))

@@ -74,6 +74,11 @@ COMMANDS = {
         "app",
         "List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
     ),
+    "audit": LazyCommand(
+        "resilient_cli.commands.audit",
+        "audit",
+        "Prove that no sample was lost or trained twice.",
+    ),
     "version": LazyCommand(
         "resilient_cli.commands.version", "version", "Show the versions of what runs."
     ),

@@ -22,6 +22,9 @@ TENSORS_MAX = 500_000
 REGIONS_MAX = 100_000
 AXES_MAX = 64
 CHECKPOINTS_MAX = 10_000
+RECORDS_MAX = 1 << 20
+ROW_LENGTH_MAX = 16
+CELL_MAX = 1 << 64
 _NAME_LENGTH_MAX = 4096
 _TEXT_LENGTH_MAX = 256
 _ELEMENTS_MAX = 1 << 60
@@ -133,6 +136,47 @@ _RECORD = having(
     host=text,
     token=text,
 )
+
+
+def row(value: Any, path: str) -> None:
+    """Require a record of a ledger: its kind, then what it says, in numbers and short texts."""
+    each(_cell, ROW_LENGTH_MAX)(value, path)
+    _require(len(value) > 0 and isinstance(value[0], str), path, "does not say its kind")
+
+
+def _cell(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        text(value, path)
+        return
+    # A seed may use all of 64 bits.
+    is_whole = type(value) is int and -CELL_MAX <= value <= CELL_MAX
+    is_number = is_whole or (type(value) is float and math.isfinite(value))
+    _require(is_number, path, "is no number in bounds")
+
+
+_PLACE = having(step=number, epoch=number, samples=number)
+_LEDGER = having(
+    run_id=text,
+    generation=number,
+    step=number,
+    previous=text,
+    opens=text,
+    start=_PLACE,
+    stop=_PLACE,
+    before=number,
+    records=each(row, RECORDS_MAX),
+    checks=each(text, RECORDS_MAX),
+    head=text,
+)
+
+
+def check_ledger(fields: Mapping[str, Any]) -> None:
+    """Hold the fields of a segment of the ledger against the bounds.
+
+    Raises:
+        ValueError: a field is missing, of another type or out of bounds.
+    """
+    _LEDGER(fields, "segment")
 
 
 def check_manifest(fields: Mapping[str, Any]) -> None:

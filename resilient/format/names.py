@@ -7,6 +7,7 @@
     store-abilities.json                     whether this server's exclusive create is one
     store-probe/3f2a...9c-0                  what a probe of that was doing
     tags/release.json                        a name for a checkpoint, created exclusively
+    ledger/g000003-000000000120.json         what was trained up to step 120 of life 3
     checkpoint-120-g3/manifest.json          its presence is the commit
     checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
     checkpoint-120-g3/model.r00000.safetensors
@@ -29,6 +30,7 @@ MANIFEST_COPY = "manifest.copy.json"
 GENERATIONS = "generations/"
 CHECKPOINTS = "checkpoint-"
 TAGS = "tags/"
+LEDGER = "ledger/"
 STATE_DOCUMENT = "state.json"
 ABILITIES = "store-abilities.json"
 PARITY_SUFFIX = ".parity"
@@ -36,6 +38,7 @@ PARITY_SUFFIX = ".parity"
 _ROOT_LENGTH = 16
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
+_SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # What a reference to a checkpoint may say besides a tag.
 _TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
@@ -129,6 +132,18 @@ def parse_committed(key: str) -> int | None:
 def _spelled(key: str) -> int:
     match = _GENERATION.fullmatch(key)
     return int(match[1]) if match else 0
+
+
+def segment_key(checkpoint: CheckpointId) -> str:
+    """Return the key of the ledger's segment that a checkpoint's save puts."""
+    return f"{LEDGER}g{checkpoint.generation:06d}-{checkpoint.step:012d}.json"
+
+
+def parse_segment(key: str) -> CheckpointId | None:
+    """Return the checkpoint whose segment of the ledger a key spells, or None for any other key."""
+    match = _SEGMENT.fullmatch(key)
+    checkpoint = CheckpointId(int(match[1]), int(match[2])) if match else None
+    return checkpoint if checkpoint and segment_key(checkpoint) == key else None
 
 
 def tag_key(name: str) -> str:

@@ -20,6 +20,7 @@ from resilient.train.data.streams import place_in_stream
 from resilient.train.fitting import fitting_for
 from resilient.train.interop.shelf import shelf_of
 from resilient.train.interop.taking import require_origin, take_over
+from resilient.train.ledger import Ledger
 from resilient.train.measures.counting import Counter, TokenCount
 from resilient.train.measures.meters import Meters
 from resilient.train.model.compiling import compile_in_place
@@ -72,7 +73,6 @@ def assemble(
         ConfigError: the arguments do not fit the model or the data.
     """
     args, session = hooks.args, hooks.session
-    hooks.require_counting()
     cursor, deal = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
@@ -129,12 +129,14 @@ def _saver_for(
         state=state,
         args=hooks.args,
         emit=session.emit,
+        ledger=_ledger_for(hooks),
     )
 
 
 def _wrap(hooks: TrainerHooks) -> Strategy:
     """Make the model what is trained, and return how it is parallel. Collective."""
     args, session = hooks.args, hooks.session
+    hooks.require_counting()
     hooks.strategy = strategy_for(args, session.device, session.world.size, hooks.model)
     compile_in_place(args, hooks.model)
     hooks.model_wrapped = hooks._wrap_model(hooks.model)  # noqa: SLF001 - the field's name
@@ -191,6 +193,15 @@ def _measured(meters: Meters, best: Best, leaves: LeafPasses | None) -> dict[str
     return {"meters": Part(meters, optional=True), "best": Part(best), REDUCTION: begun}
 
 
+def _ledger_for(hooks: TrainerHooks) -> Ledger:
+    """Return a ledger that hears of the orders that this run's samples come in."""
+    session = hooks.session
+    ledger = Ledger(is_kept=session.world.is_coordinator, ranks=session.data_world.size)
+    if hooks.train_sampler is not None:
+        hooks.train_sampler.on_order = ledger.see_order
+    return ledger
+
+
 def deal_of(hooks: TrainerHooks) -> Deal:
     """Return how the data is cut now, which may change in the middle of a run."""
     assert hooks.train_sampler is not None, "a run has a place in its data"  # noqa: S101
@@ -220,6 +231,7 @@ def restore(
     digest = take_over(hooks, wanted, more, session.next_topic())
     reference = "auto" if digest else _reference(session, wanted=wanted)
     resumed = run.saver.resume(reference, session.gang.launch.cause)
+    run.ledger.begin(resumed, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
     asked = hooks.args.per_device_train_batch_size
     if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:

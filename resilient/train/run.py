@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
     from resilient.train.data.sampling import Cursor, Deal
     from resilient.train.fitting import Fitting
+    from resilient.train.ledger import Ledger
     from resilient.train.measures.counting import Counter
     from resilient.train.measures.meters import Meters
     from resilient.train.reduction.passes import LeafPasses
     from resilient.train.saving import Saver
     from resilient.train.state import TrainerState
     from resilient.train.stop import StopGate
+    from resilient.train.trainer import Trainer
 
 
 def set_seed(seed: int) -> None:
@@ -108,6 +110,11 @@ class Run:
         )
 
     @property
+    def ledger(self) -> Ledger:
+        """What notes the samples that each step trains on."""
+        return self.saver.ledger
+
+    @property
     def step_samples(self) -> int:
         """Samples that all ranks together train on in one optimizer step."""
         return self.deal.round_samples * self.accumulation
@@ -152,9 +159,30 @@ class Run:
 
     def end_epoch(self, *, cut_short: bool) -> None:
         """Mark the epoch's end as handled; go to the next if it is consumed or given up."""
-        self.cursor.is_open = False
+        cursor = self.cursor
+        cursor.is_open = False
         if cut_short or not self.rounds_left():
-            self.cursor.next_epoch()
+            if cursor.samples < cursor.size or (cut_short and not cursor.size):
+                self.ledger.leave_out(cursor, "cut short" if cut_short else "incomplete round")
+            cursor.next_epoch()
+
+    def end_step(self, hooks: Trainer, start: int, *, updated: bool) -> None:
+        """Note what a step trained on. Collective, now and then.
+
+        Args:
+            hooks: whose step it was.
+            start: samples of the epoch that were used up before it.
+            updated: whether it changed the model.
+        """
+        note, losses = self.ledger.end_step, self.meters.take_step()
+        step, rounds = hooks.state.global_step, hooks.current_gradient_accumulation_steps
+        if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
+            self.ledger.settle(self.meters.means)
+
+    def settle_counts(self) -> None:
+        """Read what was counted on devices, before it is saved. Collective."""
+        self.counter.settle()
+        self.ledger.settle(self.meters.means)
 
 
 def about_run(args: TrainingArguments, cursor: Cursor, deal: Deal, strategy: str) -> About:

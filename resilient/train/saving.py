@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.ledger import Ledger
     from resilient.train.state import TrainerState
     from resilient.vault.reading.choose import Resumed
 
@@ -60,6 +61,7 @@ class Saver:
         state: counts steps; told where the best model is.
         args: ``on_save_failure``, ``save_overlap``.
         emit: where events go.
+        ledger: of samples; a segment of it is saved with each checkpoint.
     """
 
     def __init__(  # noqa: PLR0913 - the one place where a run meets its checkpoints
@@ -72,6 +74,7 @@ class Saver:
         state: TrainerState,
         args: TrainingArguments,
         emit: Emitter,
+        ledger: Ledger,
     ) -> None:
         self.parts = parts
         self.best = best
@@ -80,6 +83,7 @@ class Saver:
         self._about = about
         self._state = state
         self._args = args
+        self.ledger = ledger
         # What is saved at step 0 is nothing: a new life would begin the same way.
         self._saved: CheckpointId | None = None
         self.begun: CheckpointId | None = None
@@ -142,6 +146,7 @@ class Saver:
         except SaveFailed as error:
             if self._args.on_save_failure == "stop":
                 raise
+            self.ledger.reopen()
             self.emit(SaveRetried(error.message))
             self._saved = self._save_once(step)
         self._saved_step = step
@@ -204,7 +209,8 @@ class Saver:
 
     def _save_once(self, step: int) -> CheckpointId:
         keep = [self.best.checkpoint] if self.best.checkpoint else []
-        about = replace(self._about(), metrics=self._state.measured())
+        measured, closes = self._state.measured(), self.ledger.close
+        about = replace(self._about(), metrics=measured, ledger=closes)
         return self._checkpointer.save(
             step, self._saved_parts, about, keep=keep, overlap=self._args.save_overlap
         )

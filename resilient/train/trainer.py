@@ -171,6 +171,7 @@ class Trainer(TrainerBase):
         if run.leaves is not None:
             run.leaves.begin_step(state.global_step)
         fire("on_step_begin")
+        start = run.cursor.samples
         if run.fitting is None:
             self._make_gradients(run, run.model, batches)
         else:
@@ -189,6 +190,7 @@ class Trainer(TrainerBase):
         state.epoch = plan.epoch_fraction(run.deal, run.cursor)
         run.counter.end_step()
         self.session.pulse.end_step(state.global_step)
+        run.end_step(self, start, updated=stepped)
         fire("on_step_end")
         return batches
 
@@ -267,7 +269,7 @@ class Trainer(TrainerBase):
 
     def _save(self, run: Run) -> None:
         run.strategy.align(run.model)
-        run.counter.settle()
+        run.settle_counts()
         self.state.stateful_callbacks = shown_states(self.callback_handler)
         with self.session.pulse.during(Phase.SAVING):
             is_saved = run.saver.save()

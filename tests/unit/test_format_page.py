@@ -25,6 +25,8 @@ def test_the_bounds_of_readers_are_what_the_page_says():
         str(bounds.REGIONS_MAX),
         str(bounds.AXES_MAX),
         str(bounds.CHECKPOINTS_MAX),
+        str(bounds.RECORDS_MAX),
+        str(bounds.ROW_LENGTH_MAX),
         str(bounds.NUMBER_MAX),
     ]
     assert f"at least {SECRET_BYTES_MIN} bytes" in PAGE

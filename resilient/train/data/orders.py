@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -41,13 +41,17 @@ def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
 class Sampling:
     """``random``: a new order for each epoch."""
 
+    name: ClassVar[str] = "random"
+
     def order(self, cursor: Cursor) -> torch.Tensor:
         """Return the order of the cursor's epoch: int64 indices, shape (samples,)."""
         return epoch_order(cursor.size, cursor.seed, cursor.epoch)
 
-    def batches(self, cursor: Cursor, deal: Deal, rank: int) -> Iterator[list[int]]:
+    def batches(
+        self, order: torch.Tensor, cursor: Cursor, deal: Deal, rank: int
+    ) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
-        order, start = self.order(cursor), cursor.samples
+        start = cursor.samples
         each = deal.round_samples
         several = max(_SAMPLES_AT_ONCE // each, 1)
         whole = max(deal.samples - start, 0) // each
@@ -65,6 +69,8 @@ class Sampling:
 class Sequential(Sampling):
     """``sequential``: the dataset's own order."""
 
+    name: ClassVar[str] = "sequential"
+
     def order(self, cursor: Cursor) -> torch.Tensor:
         """Return all indices from 0 on."""
         return torch.arange(cursor.size)
@@ -78,6 +84,7 @@ class LengthGrouped(Sampling):
         lengths: of each sample.
     """
 
+    name: ClassVar[str] = "group_by_length"
     lengths: Sequence[int]
 
     def order(self, cursor: Cursor) -> torch.Tensor:
@@ -114,9 +121,11 @@ class Rebalanced(Sampling):
     lengths: Sequence[int]
     accumulation: int
 
-    def batches(self, cursor: Cursor, deal: Deal, rank: int) -> Iterator[list[int]]:
+    def batches(
+        self, order: torch.Tensor, cursor: Cursor, deal: Deal, rank: int
+    ) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
-        order, start = self.order(cursor), cursor.samples
+        start = cursor.samples
         rounds = deal.rounds_after(start)
         for done in range(0, rounds, self.accumulation):
             slots = min(self.accumulation, rounds - done)

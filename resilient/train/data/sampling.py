@@ -167,7 +167,12 @@ class ResumableSampler(Sampler[Any]):
     """Yields this rank's micro-batches from the cursor to the end of its epoch.
 
     It runs ahead of training as far as the loader prefetches, and leaves the cursor alone.
+
+    Attributes:
+        on_order: told of each order that is begun or gone on with: cursor, kind, indices.
     """
+
+    on_order: Callable[[Cursor, str, torch.Tensor], None] | None = None
 
     def __init__(
         self, cursor: Cursor, deal: Deal, rank: int, sampling: Sampling | None = None
@@ -180,12 +185,20 @@ class ResumableSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[MicroBatch]:
         cursor, deal = self.cursor, self.deal
         epoch, seed, start = cursor.epoch, cursor.seed, cursor.samples
-        for turn, indices in enumerate(self.sampling.batches(cursor, deal, self.rank)):
+        batches = self.sampling.batches(self.begin_order(), cursor, deal, self.rank)
+        for turn, indices in enumerate(batches):
             place = start + turn * deal.round_samples + self.rank * deal.batch
             yield MicroBatch(indices, (seed, epoch, place))
 
     def __len__(self) -> int:
         return self.deal.rounds_after(self.cursor.samples)
+
+    def begin_order(self) -> torch.Tensor:
+        """Return the order of the cursor's epoch, and tell of it."""
+        order = self.sampling.order(self.cursor)
+        if self.on_order is not None:
+            self.on_order(self.cursor, self.sampling.name, order)
+        return order
 
 
 class KeyedDataset(Dataset[Any]):

@@ -35,15 +35,18 @@ class Meters:
         self.recent_steps = 0
         self.logged_steps = 0
         self.learning_rate = 0.0
+        self._step_losses: list[Any] = []
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
         if self._is_number:
             value = loss.item()
+            self._step_losses.append(value)
             if self._filters and not math.isfinite(value):
                 value = self._recent / (1 + self.recent_steps)
             self._recent += value
             return
+        self._step_losses.append(loss.detach())
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
@@ -64,6 +67,7 @@ class Meters:
     def rewind(self, mark: torch.Tensor) -> None:
         """Forget the losses that were added since ``mark``."""
         self._recent = mark.item() if self._is_number else mark.clone()
+        self._step_losses.clear()
 
     def _recent_sum(self) -> torch.Tensor:
         """Return the sum since the last log, shape ()."""
@@ -77,6 +81,23 @@ class Meters:
         self._grad_norm = grad_norm
         self.learning_rate = float(learning_rate)
         self.recent_steps += 1
+
+    def take_step(self) -> list[Any]:
+        """Return the losses of the step's micro-batches; those on a device are not read yet."""
+        losses, self._step_losses = self._step_losses, []
+        return losses
+
+    def means(self, steps: list[list[Any]]) -> list[float]:
+        """Return the loss of each step over all ranks, from what ``take_step`` gave. Collective."""
+        sums = [sum(losses) for losses in steps]
+        if self._ranks == 1 and self._is_number:
+            return [float(one) for one in sums]
+        device = self._logged.device
+        many = torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
+        if self._ranks > 1:
+            dist.all_reduce(many)
+        found: list[float] = (many / self._ranks).tolist()
+        return found
 
     def take(self) -> dict[str, float]:
         """Return the means since the last log and start anew. Collective."""

@@ -51,12 +51,12 @@ class LeafSampler(ResumableSampler):
         cursor, deal = self.cursor, self.deal
         if not self.leaves:
             return
+        order, start = self.begin_order(), cursor.samples
         if type(self.sampling).batches is not Sampling.batches:
             # Batches that are no runs of the order: each leaf's are made by themselves.
-            each = [self.sampling.batches(cursor, deal, leaf) for leaf in self.leaves]
+            each = [self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves]
             yield from map(list, zip(*each, strict=True))
             return
-        order, start = self.sampling.order(cursor), cursor.samples
         for turn in range(deal.rounds_after(start)):
             place = start + turn * deal.round_samples
             yield [deal.micro_batch(order, place, leaf) for leaf in self.leaves]

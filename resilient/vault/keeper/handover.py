@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ResilientError, UsageError
+from resilient.format.ledger import decode_segment, encode_segment
 from resilient.format.manifest import Receipt, TensorEntry, decode, encode
-from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint
+from resilient.format.names import CheckpointId, is_file_name, parse_checkpoint, segment_key
 from resilient.format.shard import HostFile
 from resilient.vault.keeper.stream import PulledFile, Slot, Stream
 from resilient.vault.reuse.refer import Base
@@ -17,6 +18,8 @@ from resilient.world.agreement import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from resilient.format.ledger import Segment
 
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
 
@@ -46,6 +49,7 @@ def to_json(job: Job, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds(),
         "bases": [one.to_json() for one in job.bases],
+        "segment": encode_segment(job.segment).decode() if job.segment else None,
         "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
     }
 
@@ -109,6 +113,7 @@ def _job(
         stall_seconds=partial(float, float(value["stall_seconds"])),
         bases=tuple(Base.from_json(one) for one in value["bases"]),
         has_rival=True,
+        segment=_segment(value["segment"], checkpoint),
         spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
         streamed=tuple(
             PulledFile(_name(name), size_bytes, tuple(by_file[name]), stream)
@@ -116,6 +121,12 @@ def _job(
         ),
     )
     return job, stream
+
+
+def _segment(text: Any, checkpoint: CheckpointId) -> Segment | None:
+    if text is None:
+        return None
+    return decode_segment(str(text).encode(), segment_key(checkpoint))
 
 
 def _sizes(files: Any) -> dict[str, int]:

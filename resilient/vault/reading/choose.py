@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
@@ -47,6 +47,7 @@ class Resumed:
         config: the configuration of the run that saved it.
         world_size: how many ranks saved it.
         absent: parts that were asked for and that it does not hold.
+        data: what it says of its place in the data.
     """
 
     checkpoint: CheckpointId
@@ -54,12 +55,13 @@ class Resumed:
     config: Mapping[str, Any]
     world_size: int
     absent: tuple[str, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(manifest: Manifest, absent: tuple[str, ...]) -> Resumed:
         """Return what a life goes on from that loaded the checkpoint of ``manifest``."""
         checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
-        return Resumed(checkpoint, checkpoint.step, manifest.config, size, absent)
+        return Resumed(checkpoint, checkpoint.step, manifest.config, size, absent, manifest.data)
 
 
 def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,13 @@ from resilient.format.names import CheckpointId
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from resilient.format.ledger import Segment
     from resilient.vault.desk import Desk
     from resilient.vault.registry.generations import Generation
+
+
+CloseLedger = Callable[[CheckpointId, str], "Segment | None"]
+"""Closes the ledger for a checkpoint of the run with this id; None where another rank does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,27 @@ class About:
         strategy: how the model is parallel, for example ``ddp``.
         metrics: what was measured at this step, by name; retention finds the best by them. What
             is not finite is left out, for nothing is better or worse than it.
+        ledger: closes the ledger of samples, once it is sure that the save before is durable.
+        segment: what that has closed.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "single"
     metrics: Mapping[str, float] = field(default_factory=dict)
+    ledger: CloseLedger | None = None
+    segment: Segment | None = None
+
+    def closing(self, checkpoint: CheckpointId, life: Generation) -> About:
+        """Return it with the ledger closed, if there is one.
+
+        Crash: nothing was stored.
+        """
+        segment = self.ledger(checkpoint, life.run_id) if self.ledger else None
+        if segment is None:
+            return self
+        anchor = segment.anchor.to_json()
+        return replace(self, segment=segment, data={**self.data, "ledger": anchor})
 
 
 def describe(

@@ -20,6 +20,7 @@ from resilient.errors import (
 from resilient.format.manifest import Manifest, PartEntry, Receipt
 from resilient.vault import facts
 from resilient.vault.desk import Orders
+from resilient.vault.ledger.segments import put_segment
 from resilient.vault.pace import FULL_SPEED
 from resilient.vault.registry.commit import commit, copy_manifest, gather_receipts, require_files
 from resilient.vault.registry.signing import Signature, digests_of
@@ -35,6 +36,7 @@ from resilient.world.agreement import Failure, agree, attempt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.format.ledger import Segment
     from resilient.format.names import CheckpointId
     from resilient.format.shard import HostFile, Lending
     from resilient.vault.desk import Desk
@@ -62,6 +64,7 @@ class Job:
             given up, or the trainers that gave it up. Then a save that failed deletes nothing,
             and the files are looked for before the commit.
         spoiled: why the bytes are not what they should be, told to all in place of a receipt.
+        segment: of the ledger; the coordinator puts it before the manifest that names it.
     """
 
     about: Manifest
@@ -76,6 +79,7 @@ class Job:
     spoiled: Failure | None = None
     streamed: tuple[Lending, ...] = ()
     has_rival: bool = False
+    segment: Segment | None = None
 
     @property
     def content(self) -> tuple[Lending, ...]:
@@ -199,6 +203,8 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     manifest = gather_receipts(job.about, receipts)
     if job.has_rival:
         require_files(desk.store, manifest)
+    if job.segment is not None:
+        put_segment(desk.store, job.segment)
     key = desk.signing.key
     files = {name: digest for one in shown for name, digest in one["signed"].items()}
     commit(desk.store, manifest, Signature(key, files) if key else None)

@@ -1,0 +1,256 @@
+"""The ledger's bytes: records in rows, a hash chain over them, segments that hold both.
+
+A record is a row of JSON. Its link is a SHA-256 over the link before it, the life that wrote it
+and its own text, so a link stands for every record since the run began, however they are cut into
+segments. A segment holds the records between one checkpoint and the next::
+
+    link 0 = sha256(run and place where the ledger begins)
+    link 1 = sha256(link 0, generation, row 1)    link 2 = sha256(link 1, generation, row 2)    ...
+
+Rows::
+
+    ["step", first, last, epoch, start, stop, rounds, batch, seats, ranks, updates, loss]
+    ["skip", epoch, start, stop, reason]
+    ["order", epoch, size, seed, kind, digest]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import IntegrityError
+from resilient.format.bounds import check_ledger
+from resilient.format.digest import root_digest
+from resilient.format.document import canonical, seal, unseal
+from resilient.format.names import CheckpointId, parse_segment, segment_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+FORMAT = "resilient-ledger"
+VERSION = 1
+CHECK_LENGTH = 16
+"""Characters of each link that a segment keeps, to name the first record that was changed."""
+_START = ("step", "epoch", "samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a run has come: the last step, and the samples that its epoch has used up."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a manifest says of the ledger, so that no segment can be changed unnoticed.
+
+    Attributes:
+        segment: key of the segment that belongs to the checkpoint.
+        head: the link after its last record.
+        records: how many there are since the ledger began.
+        place: where they end.
+    """
+
+    segment: str
+    head: str
+    records: int
+    place: Place
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value."""
+        place = self.place
+        return {
+            "segment": self.segment,
+            "head": self.head,
+            "records": self.records,
+            "place": [place.step, place.epoch, place.samples],
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Anchor | None:
+        """Return what the data of a manifest says, None if it says nothing.
+
+        Raises:
+            IntegrityError: it says something else.
+        """
+        if "ledger" not in data:
+            return None
+        try:
+            value = data["ledger"]
+            return Anchor(
+                str(value["segment"]),
+                str(value["head"]),
+                int(value["records"]),
+                Place(*(int(one) for one in value["place"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"what the manifest says of the ledger makes no sense: {error}"
+            raise IntegrityError(problem) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The records between one checkpoint and the next, of one life.
+
+    Attributes:
+        run_id: of the run.
+        checkpoint: whose save put it there.
+        previous: key of the segment before; empty where the ledger begins.
+        opens: the head of that one; empty where the ledger begins.
+        start: where its first record begins.
+        stop: where its last one ends.
+        before: how many records the segments before it have.
+        rows: the records, each its canonical JSON.
+        checks: the beginning of each record's link, as stored.
+        head: the link after the last of them, as stored.
+    """
+
+    run_id: str
+    checkpoint: CheckpointId
+    previous: str
+    opens: str
+    start: Place
+    stop: Place
+    before: int
+    rows: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    head: str = ""
+
+    @property
+    def key(self) -> str:
+        """Where it belongs."""
+        return segment_key(self.checkpoint)
+
+    @property
+    def anchor(self) -> Anchor:
+        """What the manifest says of it."""
+        return Anchor(self.key, self.head, self.before + len(self.rows), self.stop)
+
+    @property
+    def opening(self) -> str:
+        """The link before its first record."""
+        return self.opens or beginning(self.run_id, self.start)
+
+    @property
+    def links(self) -> list[str]:
+        """The link of each record, computed anew."""
+        return list(links_after(self.opening, self.checkpoint.generation, self.rows))
+
+    def closed(self) -> Segment:
+        """Return it with what is stored of its links."""
+        links = self.links
+        checks = tuple(one[:CHECK_LENGTH] for one in links)
+        return replace(self, checks=checks, head=links[-1] if links else self.opening)
+
+
+def beginning(run_id: str, start: Place) -> str:
+    """Return the link before the first record of a ledger."""
+    said = {"format": FORMAT, "run_id": run_id, "start": _place(start)}
+    return root_digest(canonical(said))
+
+
+def links_after(link: str, generation: int, rows: Iterable[str]) -> Iterator[str]:
+    """Yield the link of each row that a life wrote, the first of which comes after ``link``."""
+    for row in rows:
+        link = root_digest(f"{link}\n{generation}\n{row}\n".encode())
+        yield link
+
+
+def _place(place: Place) -> dict[str, int]:
+    return {name: getattr(place, name) for name in _START}
+
+
+def step_row(place: Place, step: Sequence[Any], loss: float) -> str:
+    """Return the record of optimizer steps.
+
+    Args:
+        place: where they begin.
+        step: last step, epoch, start, stop, rounds, batch, seats, ranks, updates.
+        loss: mean over the steps and ranks.
+    """
+    last, epoch, start, stop, rounds, batch, seats, ranks, updates = step
+    shown = repr(loss) if math.isfinite(loss) else f'"{loss}"'
+    return (
+        f'["step",{place.step + 1},{last},{epoch},{start},{stop},{rounds},{batch},{seats},'
+        f"{ranks},{updates},{shown}]"
+    )
+
+
+def row_of(*values: Any) -> str:
+    """Return any other record."""
+    return canonical(list(values)).decode().rstrip("\n")
+
+
+def encode_segment(segment: Segment) -> bytes:
+    """Return the bytes of a segment that is closed."""
+    return seal(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "run_id": segment.run_id,
+            "generation": segment.checkpoint.generation,
+            "step": segment.checkpoint.step,
+            "previous": segment.previous,
+            "opens": segment.opens,
+            "start": _place(segment.start),
+            "stop": _place(segment.stop),
+            "before": segment.before,
+            "records": [json.loads(row) for row in segment.rows],
+            "checks": list(segment.checks),
+            "head": segment.head,
+        }
+    )
+
+
+def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
+    """Return the segment in ``data``; whether its chain holds is for an audit to say.
+
+    Args:
+        data: its bytes.
+        key: where they were found.
+        is_sealed: whether the seal must fit; an audit that names what was changed looks on.
+
+    Raises:
+        IntegrityError: the bytes are damaged, are no segment, or belong under another key.
+    """
+    fields = unseal(data, key) if is_sealed else _parse(data, key)
+    if (fields.get("format"), fields.get("version")) != (FORMAT, VERSION):
+        raise IntegrityError(f"`{key}`: not a segment of a ledger that this release reads", key=key)
+    try:
+        check_ledger(fields)
+        checkpoint = CheckpointId(fields["generation"], fields["step"])
+        start, stop = (Place(*(fields[end][name] for name in _START)) for end in ("start", "stop"))
+        rows = tuple(row_of(*row) for row in fields["records"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"`{key}`: contradicts itself ({error})", key=key) from error
+    segment = Segment(
+        fields["run_id"],
+        checkpoint,
+        fields["previous"],
+        fields["opens"],
+        start,
+        stop,
+        fields["before"],
+        rows,
+        tuple(fields["checks"]),
+        fields["head"],
+    )
+    if parse_segment(key) != checkpoint:
+        raise IntegrityError(f"`{key}` holds the segment of {checkpoint}", key=key)
+    return segment
+
+
+def _parse(data: bytes, key: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"`{key}`: not readable as JSON ({error})", key=key) from error
+    if not isinstance(fields, dict):
+        raise IntegrityError(f"`{key}`: not a segment of a ledger", key=key)
+    return fields
