@@ -3,11 +3,13 @@
 The state is one tensor that every step folds its own number into, so any step that is lost,
 repeated or taken from the wrong checkpoint changes the final bits. Beside it lie two larger ones,
 of which one never changes and the other now and then: checkpoints refer to older ones' files.
+Each save carries a segment of the ledger, and what is committed is proven by it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
 
@@ -20,7 +22,9 @@ from resilient.state.capture import Part
 from resilient.testing.faults import Crash, FaultyStore
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
+from resilient.train.ledger import Ledger
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.ledger.audit import audit
 from resilient.vault.reading.read import read
 from resilient.vault.registry import catalog
 from resilient.vault.registry.retention import Retention
@@ -107,23 +111,47 @@ def _train(store, world, board, until, attempt, life):
     try:
         resumed = checkpointer.resume(parts)
         life.started_at = resumed.step if resumed else 0
+        diary = Diary(world, resumed)
         while state.steps < until:
             state.step()
             own.step()
-            _save(checkpointer, state.steps, parts, world, life)
+            diary.note(state.steps)
+            _save(checkpointer, state.steps, parts, diary, life)
     finally:
         checkpointer._persister.close()
     return [*state.ending(), *own.ending()]
 
 
-def _save(checkpointer, step, parts, world, life):
+class Diary:
+    """A ledger of steps that each use up four samples."""
+
+    def __init__(self, world, resumed) -> None:
+        self.world = world
+        self.ledger = Ledger(is_kept=world.is_coordinator, ranks=world.size)
+        samples = resumed.data["samples"] if resumed else 0
+        self.cursor = SimpleNamespace(size=1000, seed=0, epoch=0, samples=samples)
+        self.deal = SimpleNamespace(batch=4, ranks=1)
+        self.ledger.begin(resumed, resumed.step if resumed else 0, self.cursor)
+
+    def note(self, step: int) -> None:
+        start, self.cursor.samples = self.cursor.samples, self.cursor.samples + 4
+        self.ledger.end_step(step, start, self.cursor, self.deal, 1, [1.0], updated=True)
+        self.ledger.settle(lambda losses: [sum(one) for one in losses])
+
+    def about(self) -> About:
+        data = {"epoch": 0, "samples": self.cursor.samples}
+        return About(data=data, ledger=self.ledger.close)
+
+
+def _save(checkpointer, step, parts, diary, life):
     try:
-        checkpoint = checkpointer.save(step, parts, About())
+        checkpoint = checkpointer.save(step, parts, diary.about())
         checkpointer.wait()
     except SaveFailed:
-        life.failed_saves += world.is_coordinator
+        diary.ledger.reopen()
+        life.failed_saves += diary.world.is_coordinator
         return
-    if world.is_coordinator:
+    if diary.world.is_coordinator:
         life.acknowledged.append(checkpoint)
 
 
@@ -157,6 +185,8 @@ def violations(store: Witness, acknowledged: list[CheckpointId]) -> list[str]:
         found.append(f"2: {newest} was acknowledged and is gone; left are {candidates}")
     if len(there) < min(KEEP, len(store.ever_committed)):
         found.append(f"3: {len(there)} left of {len(store.ever_committed)} committed")
+    if candidates and not any(one.startswith("1:") for one in found):
+        found += [f"7: the ledger: {flaw}" for flaw in audit(store, candidates).flaws]
     if any(store.objects.get(key) != content for key, content in FOREIGN.items()):
         found.append("4: a foreign object was touched")
     return found

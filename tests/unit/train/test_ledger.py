@@ -129,6 +129,13 @@ def test_an_epoch_that_was_cut_short_says_so(tmp_path):
     assert found.epochs[0].is_complete
 
 
+def test_an_epoch_that_ends_early_without_saying_so_is_no_proof(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "leave_out", lambda *_: None)
+    train(tmp_path, max_steps=6, callbacks=[CutsShort()])
+    (flaw,) = audited(tmp_path).flaws
+    assert "nothing says that the rest was left out" in flaw.problem
+
+
 def test_a_last_round_that_is_dropped_says_so(tmp_path):
     train(tmp_path, num_train_epochs=2, dataloader_drop_last=True, per_device_train_batch_size=10)
     assert proven(tmp_path).left_out == {"incomplete round": 3}

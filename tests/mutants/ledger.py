@@ -1,0 +1,105 @@
+"""Defects of the ledger of samples and of its audit."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+AUDIT = "tests/cli/test_audit.py"
+TRAINED = "tests/unit/train/test_ledger.py"
+SWEEP = "tests/crash/test_sweep.py -k one_crash"
+
+_PUT = """    if job.segment is not None:
+        put_segment(desk.store, job.segment)
+"""
+_REST = """    key = desk.signing.key
+    files = {name: digest for one in shown for name, digest in one["signed"].items()}
+    commit(desk.store, manifest, Signature(key, files) if key else None)
+"""
+
+MUTANTS = [
+    Mutant(
+        "a segment comes after the manifest that names it",
+        "resilient/vault/saving/persist.py",
+        _PUT + _REST,
+        _REST + _PUT,
+        SWEEP,
+    ),
+    Mutant(
+        "a failed save keeps its records",
+        "resilient/train/ledger.py",
+        "        self._chain, entries, losses = self._unsure\n",
+        "        self._chain, entries, losses = self._unsure[0], [], []\n",
+        f"{TRAINED} -k failed",
+    ),
+    Mutant(
+        "a life is not in the chain",
+        "resilient/format/ledger.py",
+        'f"{link}\\n{generation}\\n{row}\\n"',
+        'f"{link}\\n{row}\\n"',
+        f"{AUDIT} -k generation_and_the_name",
+    ),
+    Mutant(
+        "links are not looked at",
+        "resilient/vault/ledger/audit.py",
+        "stored[number - 1] != link[:CHECK_LENGTH]",
+        "False",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "heads of segments are not held against each other",
+        "resilient/vault/ledger/audit.py",
+        "    if before.head != after.opens:\n",
+        "    if False:\n",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "heads of manifests are not looked at",
+        "resilient/vault/ledger/audit.py",
+        "        if not is_there:\n",
+        "        if False:\n",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "a segment may lie under any key",
+        "resilient/format/ledger.py",
+        "    if parse_segment(key) != checkpoint:\n",
+        "    if False:\n",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "where a life began is not asked",
+        "resilient/vault/ledger/audit.py",
+        "parent is not None and parent != one:",
+        "parent is not None and False:",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "samples that come twice are passed over",
+        "resilient/vault/ledger/coverage.py",
+        "        if (epoch, start) == (place.epoch, place.samples):\n",
+        "        if epoch == place.epoch:\n",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "orders are not computed anew",
+        "resilient/vault/ledger/coverage.py",
+        "            if expected and expected != digest:\n",
+        "            if False:\n",
+        f"{AUDIT} -k tampering",
+    ),
+    Mutant(
+        "an epoch that ends early is passed over",
+        "resilient/vault/ledger/coverage.py",
+        "        if one.size and self.place.samples != one.size:\n",
+        "        if False:\n",
+        f"{TRAINED} -k without_saying",
+    ),
+    Mutant(
+        "what is cut short is not noted",
+        "resilient/train/run.py",
+        "                self.ledger.leave_out(cursor, "
+        '"cut short" if cut_short else "incomplete round")\n',
+        "                pass\n",
+        f"{TRAINED} -k cut_short",
+    ),
+]
