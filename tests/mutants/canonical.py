@@ -8,6 +8,7 @@ TREE = "tests/property/test_canonical_tree.py"
 ONE = "tests/unit/train/test_reduction.py"
 SUMS = "tests/unit/strategies/test_canonical_sums.py"
 MANY = "tests/process/test_canonical.py -k any_number"
+LOADERS = "tests/process/test_canonical.py -k loader"
 SHARDS = "tests/process/test_canonical.py -k sharded"
 PASSES = "resilient/train/reduction/passes.py"
 
@@ -45,7 +46,7 @@ MUTANTS = [
         PASSES,
         "            self._seed(step, leaf)\n",
         "",
-        MANY,
+        LOADERS,
     ),
     Mutant(
         "samples are drawn from one stream",
