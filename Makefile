@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds lint types crash storm fuzz matrix mutants bench all
+.PHONY: demo test services clouds lint types crash storm fuzz matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -78,6 +78,11 @@ matrix: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
+
+# Preempts one run again and again: make preemptions N=100 SEED=2
+N ?= 100
+preemptions: $(STAMP)
+	SEED=$(SEED) $(BIN)/python -m benchmarks preemptions --rounds $(N)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json

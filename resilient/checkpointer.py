@@ -79,6 +79,11 @@ class Checkpointer:
         """This life's number, 0 before ``resume``."""
         return self._life.number if self._life else 0
 
+    @property
+    def in_flight(self) -> Persister | None:
+        """Who persists a save that nobody has waited for."""
+        return self._persister if self._pending else None
+
     def resume(
         self,
         parts: Mapping[str, Part],
@@ -89,9 +94,9 @@ class Checkpointer:
     ) -> Resumed | None:
         """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
 
-        Starting is resuming: with nothing committed the parts stay as they are; None is returned.
-        Models and optimizers are read into in place (:mod:`resilient.state.berths`), so if this
-        raises, they may hold a mixture: make them anew. ``save`` refuses what is in memory then.
+        With nothing committed the parts stay as they are; None is returned. Models and optimizers
+        are read into in place (:mod:`resilient.state.berths`), so if this raises, they may hold a
+        mixture: make them anew. ``save`` refuses what is in memory then.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
@@ -143,9 +148,7 @@ class Checkpointer:
     def warm(self, parts: Mapping[str, Part]) -> None:
         """Get the memory that saving these parts will take, beside training.
 
-        The first save of a life else waits for fresh memory, several times as long as for its
-        copy. Call it once optimizers have their state, after the first step. Does nothing after a
-        save. What goes wrong here goes wrong again in ``save``, and is told there.
+        Call it after the first step: else the first save waits for it. It fails when ``save`` does.
 
         Crash: nothing was stored.
 
@@ -252,8 +255,7 @@ class Checkpointer:
     def before_update(self) -> None:
         """Wait until all of the live state may change: call it before each optimizer step.
 
-        Needed after ``save`` with ``overlap``; else it returns at once. What became of the save
-        is told by the next ``wait`` or ``save``.
+        Needed after ``save`` with ``overlap``; the next ``wait`` or ``save`` tells how it ended.
 
         Crash: as in ``save``.
         """
@@ -289,8 +291,7 @@ class Checkpointer:
     def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example the best model.
 
-        All ranks load it or none: what one of them cannot read is raised on all, before any
-        part changed.
+        All ranks load it or none: what one of them cannot read is raised on all.
 
         Collective: every rank, same checkpoint and part.
         Crash: only this process's memory changed.
@@ -308,7 +309,6 @@ class Checkpointer:
 
         def prove() -> Proved:
             desk = self._desk
-            # Nothing in place: whoever raises here leaves the part as it was.
             proved = read_wanted(desk.store, checkpoint, desk.wants({stored}, landing.boxes))
             desk.tell_mended(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):

@@ -128,7 +128,7 @@ def _saver_for(
         best=best,
         state=state,
         args=hooks.args,
-        emit=session.emit,
+        session=session,
         ledger=_ledger_for(hooks),
     )
 

@@ -165,6 +165,38 @@ class TrainingStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LastSaveChosen(Event):
+    """How far the save of a stop is to get in the time that is left.
+
+    Attributes:
+        tier: of :class:`resilient.train.leaving.Tier`.
+        left_seconds: until this process must be gone.
+        save_p95_seconds: what this life's saves took until they were durable; None before the
+            first.
+    """
+
+    global_step: int
+    tier: str
+    left_seconds: float
+    save_p95_seconds: float | None
+
+    def line(self) -> str:
+        """Say what is chosen, and by which numbers."""
+        took = self.save_p95_seconds
+        known = "not measured yet" if took is None else f"{took:.2f} s (p95)"
+        tier = _TIERS[self.tier]
+        return f"step {self.global_step}: {tier}; {self.left_seconds:.1f} s left, a save: {known}"
+
+
+_TIERS = {
+    "DURABLE": "saving it until it is durable",
+    "NEAR": "saving it in the near repository alone",
+    "MEMORY": "handing it to the keeper",
+    "IN_FLIGHT": "no time to save it, only what is in flight is finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
 class SaveRetried(Event):
     """The save before failed and training went on."""
 

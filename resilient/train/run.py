@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from resilient.checkpointer import About
-from resilient.errors import ResilientError
+from resilient.errors import Preempted, ResilientError
 from resilient.strategies.detour import detour_of
 from resilient.train.data.sampling import draw_for_loader
 from resilient.train.data.streams import StreamLoader
-from resilient.train.reporting import TrainingStarted
+from resilient.train.leaving import Tier
+from resilient.train.reporting import TrainingStarted, TrainingStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from resilient.events import Event
     from resilient.strategies.pipeline.running import Pipelined
     from resilient.strategies.strategy import Strategy
     from resilient.train.arguments import TrainingArguments
@@ -145,6 +147,23 @@ class Run:
             if error is None:
                 raise
             error.add_note(f"the save in flight failed as well: {failed}")
+
+    def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
+        """Save where all ranks agreed to stop, in the tier that there is time for, and go.
+
+        Raises:
+            Preempted: it is saved, as far as there was time.
+            SaveFailed: it could not be made durable.
+        """
+        tier = self.saver.choose_tier(self.gate)
+        if tier is not Tier.IN_FLIGHT:
+            save()
+        self.saver.leave(self.gate, tier)
+        request = self.gate.request
+        reason = request.reason if request else "unknown"
+        tell(TrainingStopped(step, reason))
+        self.is_over = True
+        raise Preempted(f"training stopped after step {step}: {reason}", hint="start it again")
 
     def close(self) -> None:
         """Let go of the repository and stop listening; leave together if all is done."""

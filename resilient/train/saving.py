@@ -14,18 +14,25 @@ from resilient.errors import (
 )
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.train.arguments.changes import changes_between, require_resumable
-from resilient.train.reporting import ArgumentsChanged, BestModelMissing, SaveRetried
+from resilient.train.leaving import SavesTook, Tier, choose_tier
+from resilient.train.reporting import (
+    ArgumentsChanged,
+    BestModelMissing,
+    LastSaveChosen,
+    SaveRetried,
+)
 from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.checkpointer import About, Checkpointer
-    from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.ledger import Ledger
+    from resilient.train.session import Session
     from resilient.train.state import TrainerState
+    from resilient.train.stop import StopGate
     from resilient.vault.reading.choose import Resumed
 
 _WARM_AT = 2
@@ -60,7 +67,7 @@ class Saver:
         best: which checkpoint holds the best model.
         state: counts steps; told where the best model is.
         args: ``on_save_failure``, ``save_overlap``.
-        emit: where events go.
+        session: where events go, and whether this host has a keeper.
         ledger: of samples; a segment of it is saved with each checkpoint.
     """
 
@@ -73,18 +80,20 @@ class Saver:
         best: Best,
         state: TrainerState,
         args: TrainingArguments,
-        emit: Emitter,
+        session: Session,
         ledger: Ledger,
     ) -> None:
         self.parts = parts
         self.best = best
-        self.emit = emit
+        self.emit = session.emit
         self._checkpointer = checkpointer
         self._about = about
         self._state = state
+        self._has_keeper = bool(session.gang.launch.keeper)
         self._args = args
         self.ledger = ledger
         # What is saved at step 0 is nothing: a new life would begin the same way.
+        self._took = SavesTook()
         self._saved: CheckpointId | None = None
         self.begun: CheckpointId | None = None
         self._saved_step = 0
@@ -141,6 +150,7 @@ class Saver:
             return False
         if self._state.best_global_step == step:
             self._name_best(CheckpointId(self._checkpointer.generation, step))
+        self._measure()
         try:
             self._saved = self._save_once(step)
         except SaveFailed as error:
@@ -176,6 +186,37 @@ class Saver:
         """
         self._checkpointer.wait(in_every_tier=True)
 
+    def choose_tier(self, gate: StopGate) -> Tier:
+        """Return how far the last save can get in the time that is left. Collective.
+
+        The rank that has the least time, or the slowest saves, decides.
+        """
+        step = self._state.global_step
+        if step == self._saved_step:
+            return Tier.DURABLE
+        self._measure()
+        near, keeper = bool(self._args.near_repo), self._has_keeper
+        mine = choose_tier(gate.left_seconds, self._took, has_near=near, has_keeper=keeper)
+        tier = Tier(gate.meet(mine))
+        self.emit(LastSaveChosen(step, tier.name, gate.left_seconds, self._took.land_p95))
+        return tier
+
+    def leave(self, gate: StopGate, tier: Tier) -> None:
+        """Wait as long as the tier asks for; a keeper that has the bytes is not waited for.
+
+        Raises:
+            SaveFailed: it could not be made durable.
+        """
+        step = self._state.global_step
+        if tier is Tier.MEMORY:
+            self._checkpointer.before_update()
+            gate.go(f"step {step} is handed to the keeper, which makes it durable")
+        self._checkpointer.wait()
+        if tier is not Tier.IN_FLIGHT:
+            gate.landed(step)
+        if tier is Tier.DURABLE:
+            self._checkpointer.wait(in_every_tier=True)
+
     def load_best(self) -> None:
         """Load the weights of the best model that a checkpoint holds, or keep the last. Collective.
 
@@ -207,7 +248,21 @@ class Saver:
             return self.parts
         return {name: self.parts[name] for name in _MODEL_ONLY}
 
+    def _measure(self) -> None:
+        """Wait for the save in flight, as the next one would, and remember what it took."""
+        persister = self._checkpointer.in_flight
+        if persister is not None:
+            self._checkpointer.wait()
+            self._took.land_seconds.append(persister.took_seconds)
+
     def _save_once(self, step: int) -> CheckpointId:
+        began_seconds = self.emit.clock.monotonic_seconds()
+        try:
+            return self._save_now(step)
+        finally:
+            self._took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
+
+    def _save_now(self, step: int) -> CheckpointId:
         keep = [self.best.checkpoint] if self.best.checkpoint else []
         measured, closes = self._state.measured(), self.ledger.close
         about = replace(self._about(), metrics=measured, ledger=closes)

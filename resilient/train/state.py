@@ -173,11 +173,15 @@ class TrainerControl:
     should_log: bool = False
 
     def state_dict(self) -> dict[str, bool]:
-        """Return the two flags that outlive a step; the others are done when a save is made."""
-        return {
+        """Return the flags that outlive a step, and an evaluation that was cut short.
+
+        The others are done when a save is made.
+        """
+        flags = {
             "should_training_stop": self.should_training_stop,
             "should_epoch_stop": self.should_epoch_stop,
         }
+        return flags | ({"should_evaluate": True} if self.should_evaluate else {})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back the flags that are known."""

@@ -48,6 +48,10 @@ Turn = tuple[int, int]
 """A step, and how far the evaluation after it is; 0 for the step itself."""
 
 
+class EvaluationCut(Exception):
+    """The ranks agreed to stop in the middle of an evaluation; the next life makes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grace:
     """How long a stop may take, and who cuts it short.
@@ -201,6 +205,23 @@ class StopGate:
         """Ask all ranks to stop, as a signal would."""
         now_seconds = self._clock.monotonic_seconds()
         self._hear(StopRequest(reason, now_seconds + self._grace.seconds))
+
+    def meet(self, value: int) -> int:
+        """Return the greatest ``value`` of any rank, once all have agreed to stop. Collective.
+
+        A rank that does not come by the deadline is lost, and what follows fails without it.
+        """
+        if self._board is None:
+            return value
+        self._threads[-1].join()
+        keys = [f"{self._scope}/met/{rank}" for rank in range(self._world.size)]
+        self._board.post(keys[self._world.rank], str(value).encode())
+        shown = self._board.wait(keys, max(0.0, self.left_seconds))
+        return max(int(one) for one in shown) if shown else value
+
+    def go(self, why: str) -> None:
+        """End this process at once, as preempted: others do what is left to do."""
+        self._leave(why, Preempted.exit_code)
 
     def close(self) -> None:
         """Stop listening; whoever waits in ``enter`` goes on."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from resilient.errors import Preempted
 from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, cut_batches, restore
 from resilient.train.callbacks.shown_states import shown_states
@@ -15,7 +14,7 @@ from resilient.train.model.noise import noisy_embeddings
 from resilient.train.model.overflow import looking_at_numbers
 from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
-from resilient.train.reporting import BatchCut, TrainingEnded, TrainingStopped
+from resilient.train.reporting import BatchCut, TrainingEnded
 from resilient.train.saving import is_best
 from resilient.train.signals import listening_to_signals
 from resilient.train.state import TrainerControl
@@ -120,8 +119,6 @@ class Trainer(TrainerBase):
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
         self._begin(run)
-        if self.args.eval_on_start and not self.state.global_step:
-            self.evaluate(ignore_keys=self._ignore_keys_for_eval)
         # An epoch that is open has an end to handle, even when no step is left.
         while run.cursor.is_open or not self._is_done:
             self._train_epoch(run)
@@ -240,6 +237,11 @@ class Trainer(TrainerBase):
         self.callback_handler.fire("on_train_begin")
         if run.leaves is not None and not self._is_done:
             run.leaves.start(self, run)
+        if self.args.eval_on_start and not self.state.global_step:
+            self._evaluate(run)
+        if self.control.should_evaluate:
+            # The last life was stopped in the middle of it.
+            self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: Run) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""
@@ -254,12 +256,16 @@ class Trainer(TrainerBase):
             run.saver.before_update()
             run.strategy.align(run.model)
             with self.session.pulse.during(Phase.EVALUATING):
-                metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
+                metrics = self._evaluate(run)
             schedules.step_after_evaluation(run.scheduler, self.args, metrics)
             self._judge(run, metrics)
         if control.should_save:
             control.should_save = False
             self._save(run)
+
+    def _evaluate(self, run: Run) -> dict[str, Any]:
+        metrics = self._evaluate_unless_stopped(run.gate, self._ignore_keys_for_eval)
+        return self._leave(run) if metrics is None else metrics
 
     def _judge(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Decide whether the model that was just evaluated is the best so far."""
@@ -276,15 +282,8 @@ class Trainer(TrainerBase):
         if is_saved:
             self.callback_handler.fire("on_save")
 
-    def _leave(self, run: Run) -> None:
-        """Save where all ranks agreed to stop, wait until it is durable, and go."""
-        self._save(run)
-        run.saver.wait()
-        step, request = self.state.global_step, run.gate.request
-        reason = request.reason if request else "unknown"
-        self._tell(TrainingStopped(step, reason))
-        run.is_over = True
-        raise Preempted(f"training stopped after step {step}: {reason}", hint="start it again")
+    def _leave(self, run: Run) -> NoReturn:
+        run.leave(self.state.global_step, partial(self._save, run), self._tell)
 
     @property
     def _is_done(self) -> bool:

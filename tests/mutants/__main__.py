@@ -31,6 +31,7 @@ from tests.mutants import (
     layouts,
     ledger,
     loop,
+    notices,
     nursery,
     overlap,
     parity,
@@ -85,6 +86,7 @@ LISTS = {
         evaluation,
         streams,
         canonical,
+        notices,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
+from resilient.state.rng import RandomState
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.evaluation.batch_metrics import BatchMetrics
 from resilient.train.evaluation.columns import Joining
@@ -20,14 +22,16 @@ from resilient.train.evaluation.evaluate import (
     plain_numbers,
     prefixed,
 )
+from resilient.train.evaluation.evaluate_stream import StreamShare
 from resilient.train.model.batch import main_input
 from resilient.train.model.lowering import evaluation_dtype, weights_in
 from resilient.train.optimizers.create import set_mode
 from resilient.train.reporting import MetricsLogged
+from resilient.train.stop import EvaluationCut
 from resilient.train.surface.hooks import TrainerHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from torch import nn
@@ -36,7 +40,8 @@ if TYPE_CHECKING:
     from resilient.train.callbacks.callback import CallbackHandler
     from resilient.train.evaluation.evaluate import Share
     from resilient.train.measures.memory import MemoryMeter
-    from resilient.train.state import TrainerState
+    from resilient.train.state import TrainerControl, TrainerState
+    from resilient.train.stop import StopGate
 
 
 class TrainerPrediction(TrainerHooks):
@@ -51,9 +56,11 @@ class TrainerPrediction(TrainerHooks):
     compute_metrics: Callable[..., Mapping[str, Any]] | None
     preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
     state: TrainerState
+    control: TrainerControl
     callback_handler: CallbackHandler
     memory: MemoryMeter
     _emit: Emitter
+    _gate: StopGate | None = None
 
     def evaluate(
         self,
@@ -135,18 +142,16 @@ class TrainerPrediction(TrainerHooks):
         """Run the model over a dataset; metrics hold the loss and what ``compute_metrics`` says."""
         clock, fire = self.session.clock, self.callback_handler.fire
         self.memory.start(prefix)
-        began_seconds, was_training = clock.monotonic_seconds(), self.model.training
+        began_seconds = clock.monotonic_seconds()
         loader = self.get_eval_dataloader(dataset)
         share = getattr(loader, "share", None) or self._share_of(dataset)
         by_batch = self._batch_metrics(share, loss_only=loss_only)
         keep = not loss_only and (keep_outputs or by_batch is None)
         tally = Tally(share, keep_outputs=keep, joining=Joining.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
-        self.model.eval()
-        set_mode(self.optimizer, training=False)
         batches = 0
-        with weights_in(self.model, evaluation_dtype(self.args)):
-            for inputs in loader:
+        with self._evaluating():
+            for inputs in self._in_turn(loader, share):
                 batches += 1
                 self.session.pulse.again()
                 batch = step(inputs)
@@ -154,14 +159,55 @@ class TrainerPrediction(TrainerHooks):
                 if by_batch is not None:
                     by_batch.add(*batch)
                 fire("on_prediction_step", eval_dataloader=loader)
-        self.model.train(was_training)
-        set_mode(self.optimizer, training=was_training)
         if not batches:
             raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
         output = self._judge_outputs(tally, share, by_batch, prefix)
         took_seconds = clock.monotonic_seconds() - began_seconds
         speed = speeds(prefix, took_seconds, share.samples, batches)
         return output, speed | self.memory.stop(prefix)
+
+    def _evaluate_unless_stopped(
+        self, gate: StopGate, ignore_keys: Sequence[str] | None
+    ) -> dict[str, Any] | None:
+        """Return metrics, or None if the ranks agreed to stop; then nothing is left of it."""
+        before = RandomState().state_dict()
+        self._gate = gate
+        try:
+            return self.evaluate(ignore_keys=ignore_keys)
+        except EvaluationCut:
+            RandomState().load_state_dict(before)
+            # The next life makes it.
+            self.control.should_evaluate = True
+            return None
+        finally:
+            self._gate = None
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Have the model and the optimizer as an evaluation wants them, and then as before."""
+        was_training = self.model.training
+        self.model.eval()
+        set_mode(self.optimizer, training=False)
+        try:
+            with weights_in(self.model, evaluation_dtype(self.args)):
+                yield
+        finally:
+            self.model.train(was_training)
+            set_mode(self.optimizer, training=was_training)
+
+    def _in_turn(self, loader: Any, share: Share) -> Iterator[Any]:
+        """Yield batches until the ranks agree to stop.
+
+        Where ranks also meet between batches, and one may have more of them, all go to the end.
+        """
+        is_uneven = isinstance(share, StreamShare) or share.batches % share.world.size > 0
+        gate = None if is_uneven and self.args.eval_accumulation_steps else self._gate
+        for inputs in loader:
+            if gate is not None and not gate.enter_batch():
+                raise EvaluationCut
+            yield inputs
+        if gate is not None and not gate.enter_gathering():
+            raise EvaluationCut
 
     def _judge_outputs(
         self, tally: Tally, share: Share, by_batch: BatchMetrics | None, prefix: str

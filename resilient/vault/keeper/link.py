@@ -67,6 +67,7 @@ class KeeperPersister:
         self._listener: threading.Thread | None = None
         self._heard: Any = None
         self._is_last_kept = False
+        self.took_seconds = 0.0
 
     def open(self, desk: Desk) -> Store:
         """Connect, wait for what past lives left in flight, and agree on the keepers' board.
@@ -143,7 +144,7 @@ class KeeperPersister:
         # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
         attempt(lambda: self._to().tell("save", **sent))
         self._listener = threading.Thread(
-            target=self._listen, args=(job.streamed, slots), name="resilient-listen", daemon=True
+            target=self._listen, args=(desk, job, slots), name="resilient-listen", daemon=True
         )
         self._listener.start()
         if way["streams"]:
@@ -273,8 +274,9 @@ class KeeperPersister:
         self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
 
-    def _listen(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
-        self._heard = attempt(lambda: self._hear_verdict(files, slots))
+    def _listen(self, desk: Desk, job: Job, slots: Mapping[str, memoryview]) -> None:
+        self._heard = attempt(lambda: self._hear_verdict(job.streamed, slots))
+        self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
 
     def _hear_verdict(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
         """Return when the keeper says that the job is durable, and give it what it asks for.

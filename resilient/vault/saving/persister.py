@@ -25,6 +25,9 @@ _DEADLINE_SHARE = 0.25
 class Persister(Protocol):
     """Takes at most one job at a time and brings it to an end."""
 
+    took_seconds: float
+    """What the last job took from its beginning until it was durable, once ``wait`` returned."""
+
     def open(self, desk: Desk) -> Store:
         """Settle what an earlier life left, and return the store to resume from. Collective."""
 
@@ -78,6 +81,7 @@ class ThreadPersister:
         self._pacing = Pacing()
         self._pace: SavePace | None = None
         self._memory = PrivateBuffers()
+        self.took_seconds = 0.0
 
     def open(self, desk: Desk) -> Store:
         """Return the desk's own store: an earlier life left nothing here."""
@@ -121,6 +125,7 @@ class ThreadPersister:
         try:
             return persist(desk, job, self._known, pace)
         finally:
+            self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
             self._pacing.end()
 
     def close(self) -> None:

@@ -53,6 +53,8 @@ class MemoryRepository:
 
 
 class MemoryCheckpointer:
+    in_flight = None
+
     def __init__(self, repository, world):
         self.repository = repository
         self.world = world

@@ -1,0 +1,205 @@
+"""Preemptions at random moments of one run: is the agreed step saved, in time, with exit 75?
+
+Each life of one run of two ranks is told to stop: by SIGTERM, SIGUSR1 or a notice in a file, in a
+phase that is drawn (start-up, loading, forward, backward, evaluation, saving), a little after a
+rank has entered it. It counts if the agent ends with 75 before the deadline, the ranks finished
+the same step, and that step is the newest checkpoint and reads back whole; the next life must go
+on from there. ``SEED`` in the environment draws others.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import Report
+from benchmarks.peers.preempted import PHASES
+from resilient.build import newest_committed
+from resilient.errors import Preempted
+from resilient.format.names import CheckpointId
+from resilient.storage.open import open_store
+from resilient.testing.endings import ending
+
+ROUNDS = 12
+WORKER = Path(__file__).parent / "peers" / "preempted.py"
+RANKS = 2
+GRACE_SECONDS = 20.0
+_WAIT_SECONDS = 180.0
+_WAYS = ("SIGTERM", "SIGUSR1", "file")
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One preemption: how it is told, in which phase, and how long after it began."""
+
+    way: str
+    phase: str
+    after_seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one; ``problem`` is empty if it was as promised."""
+
+    blow: Blow
+    took_seconds: float
+    problem: str
+    step: int
+
+
+def draw(number: int, seed: int) -> Blow:
+    """Return the preemption with this number: every phase comes as often as any other."""
+    mine = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable
+    phase = PHASES[number % len(PHASES)]
+    after_seconds = mine.uniform(0, 4) if phase == "start-up" else mine.uniform(0, 0.08)
+    return Blow(mine.choice(_WAYS), phase, after_seconds)
+
+
+class Life:
+    """One start of ``resilient train`` in the folder of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._notice = folder / "notice"
+        self._notice.unlink(missing_ok=True)
+        for path in (*folder.glob("phase-*"), *folder.glob("steps-*")):
+            path.unlink()
+        command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", str(RANKS)]
+        command += ["--grace", str(GRACE_SECONDS), "--notice", f"file:{self._notice}"]
+        self.said = folder / "said.txt"
+        with self.said.open("a") as said:
+            self.agent = subprocess.Popen(
+                [*command, str(WORKER), str(folder)],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    def phase(self) -> str:
+        """Return what rank 1 does now."""
+        path = self._folder / "phase-1"
+        return path.read_text().strip() if path.exists() else ""
+
+    def steps(self) -> list[int]:
+        """Return the last step that each rank has finished in this life, 0 for none."""
+        paths = [self._folder / f"steps-{rank}" for rank in range(RANKS)]
+        lines = [path.read_text().split() if path.exists() else [] for path in paths]
+        return [int(one[-1]) if one else 0 for one in lines]
+
+    def first_step(self) -> int:
+        """Return the first step that this life has finished, 0 for none."""
+        path = self._folder / "steps-0"
+        lines = path.read_text().split() if path.exists() else []
+        return int(lines[0]) if lines else 0
+
+    def wait_for(self, phase: str) -> None:
+        """Wait until a rank is in the phase, after at least one step unless that is start-up."""
+        until = time.monotonic() + _WAIT_SECONDS
+        while phase != self.phase() or (phase != "start-up" and not min(self.steps())):
+            assert time.monotonic() < until, f"no `{phase}`: {self.said.read_text()[-2000:]}"
+            assert self.agent.poll() is None, self.said.read_text()[-2000:]
+            time.sleep(0.001)
+
+    def strike(self, way: str) -> float:
+        """Tell it to stop; return when, on the monotonic clock."""
+        if way == "file":
+            draft = self._folder / "notice-draft"
+            draft.write_text(f'{{"reason": "the machine goes", "seconds": {GRACE_SECONDS}}}')
+            draft.replace(self._notice)
+        else:
+            self.agent.send_signal(signal.Signals[way])
+        return time.monotonic()
+
+    def end(self) -> None:
+        """Leave nothing running, whatever went wrong."""
+        if self.agent.poll() is None:
+            self.agent.kill()
+            self.agent.wait()
+
+
+def preempt(folder: Path, blow: Blow, before: int) -> Outcome:
+    """Start a life, preempt it, and hold what it left against what was promised.
+
+    Args:
+        folder: of the run.
+        blow: the preemption.
+        before: step of the newest checkpoint before this life.
+    """
+    life = Life(folder)
+    try:
+        life.wait_for(blow.phase)
+        time.sleep(blow.after_seconds)
+        struck_at = life.strike(blow.way)
+        try:
+            code = life.agent.wait(_WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = -1
+        took_seconds = time.monotonic() - struck_at
+    finally:
+        life.end()
+    return Outcome(
+        blow, took_seconds, judge(folder, life, code, took_seconds, before), newest(folder)
+    )
+
+
+def judge(folder: Path, life: Life, code: int, took_seconds: float, before: int) -> str:
+    """Return what is not as promised, or nothing."""
+    steps, first, saved = life.steps(), life.first_step(), newest(folder)
+    agreed = max(*steps, before)
+    problems = {
+        f"exit {code}": code != Preempted.exit_code,
+        f"{took_seconds:.1f} s": took_seconds > GRACE_SECONDS,
+        f"ranks finished {steps}": len(set(steps)) > 1,
+        f"went on with step {first} after {before}": first not in (0, before + 1),
+        f"step {agreed} was agreed, {saved} is saved": saved != agreed,
+    }
+    if saved:
+        # Every byte is proved; what is damaged raises here.
+        assert ending(open_store(str(folder)))["step"] == saved
+    return ", ".join(text for text, is_so in problems.items() if is_so)
+
+
+def newest(folder: Path) -> int:
+    """Return the step of the newest checkpoint, 0 before the first."""
+    found = newest_committed(str(folder))
+    return found.step if isinstance(found, CheckpointId) else 0
+
+
+def preempt_all(folder: Path, rounds: int, seed: int) -> list[Outcome]:
+    """Preempt one run again and again."""
+    outcomes: list[Outcome] = []
+    for number in range(rounds):
+        before = outcomes[-1].step if outcomes else 0
+        one = preempt(folder, draw(number, seed), before)
+        outcomes.append(one)
+        blow = one.blow
+        told = f"{number + 1:4} {blow.phase:10} {blow.way:8} step {one.step:5} "
+        print(f"{told} {one.took_seconds:6.2f} s  {one.problem or 'kept'}", file=sys.stderr)
+    return outcomes
+
+
+def run(rounds: int) -> Report:
+    """Preempt a run ``rounds`` times and count what was kept."""
+    with tempfile.TemporaryDirectory(prefix="preemptions-") as folder:
+        outcomes = preempt_all(Path(folder), rounds, int(os.environ.get("SEED", "1")))
+    took = sorted(one.took_seconds for one in outcomes)
+    figures: dict[str, float] = {
+        "preemptions": len(outcomes),
+        "kept": sum(not one.problem for one in outcomes),
+        "seconds_median": round(took[len(took) // 2], 2),
+        "seconds_max": round(took[-1], 2),
+        "deadline_seconds": GRACE_SECONDS,
+    }
+    for phase in PHASES:
+        mine = [one for one in outcomes if one.blow.phase == phase]
+        if mine:
+            figures[f"kept in {phase}"] = sum(not one.problem for one in mine)
+            figures[f"of {phase}"] = len(mine)
+    return Report("preemptions", {}, figures)

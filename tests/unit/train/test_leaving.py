@@ -1,0 +1,73 @@
+"""Where the last save is to get to: by the time that is left, and what saves took."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient.train.leaving import SavesTook, Tier, choose_tier, p95
+
+
+def took(land, copy=0.2, count=20):
+    saves = SavesTook()
+    saves.land_seconds.extend([land] * count)
+    saves.copy_seconds.extend([copy] * count)
+    return saves
+
+
+def chosen(left, saves, *, near=False, keeper=False):
+    return choose_tier(left, saves, has_near=near, has_keeper=keeper)
+
+
+def test_with_nothing_measured_everything_is_tried():
+    assert chosen(0.5, SavesTook()) is Tier.DURABLE
+
+
+@pytest.mark.parametrize(
+    ("left", "near", "keeper", "tier"),
+    [
+        (60, False, False, Tier.DURABLE),
+        (60, True, True, Tier.DURABLE),
+        (15, True, False, Tier.NEAR),
+        (15, True, True, Tier.NEAR),
+        (15, False, False, Tier.DURABLE),
+        (15, False, True, Tier.DURABLE),
+        (5, False, True, Tier.MEMORY),
+        (5, True, True, Tier.MEMORY),
+        (5, True, False, Tier.IN_FLIGHT),
+        (5, False, False, Tier.IN_FLIGHT),
+        (1.1, False, True, Tier.IN_FLIGHT),
+        (-1, True, True, Tier.IN_FLIGHT),
+    ],
+)
+def test_the_safest_tier_that_is_reached_in_time(left, near, keeper, tier):
+    assert chosen(left, took(10), near=near, keeper=keeper) is tier
+
+
+def test_the_slow_saves_count_and_not_the_mean():
+    saves = took(2, count=18)
+    saves.land_seconds.extend([30, 30])
+    assert saves.land_p95 == 30
+    assert chosen(25, saves, keeper=True) is Tier.MEMORY
+
+
+def test_where_only_a_fast_save_would_make_it_that_is_tried():
+    saves = took(2, count=18)
+    saves.land_seconds.extend([30, 30])
+    assert chosen(25, saves) is Tier.DURABLE
+    assert chosen(25, saves, near=True) is Tier.NEAR
+
+
+def test_only_the_last_saves_count():
+    saves = took(100, count=10)
+    saves.land_seconds.extend([1] * 64)
+    assert saves.land_p95 == 1
+
+
+def test_p95_is_a_value_that_was_seen():
+    assert p95([]) is None
+    assert p95([3.0]) == 3.0
+    assert p95(range(1, 101)) == 95
+
+
+def test_of_several_ranks_the_one_that_asks_for_least_decides():
+    assert max(Tier.DURABLE, Tier.MEMORY) is Tier.MEMORY
