@@ -79,6 +79,11 @@ COMMANDS = {
         "audit",
         "Prove that no sample was lost or trained twice.",
     ),
+    "doctor": LazyCommand(
+        "resilient_cli.commands.doctor",
+        "doctor",
+        "Look whether this machine and this repository are fit to train on.",
+    ),
     "version": LazyCommand(
         "resilient_cli.commands.version", "version", "Show the versions of what runs."
     ),

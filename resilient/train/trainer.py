@@ -240,8 +240,7 @@ class Trainer(TrainerBase):
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate(run)
         if self.control.should_evaluate:
-            # The last life was stopped in the middle of it.
-            self._log_evaluate_save(run)
+            self._log_evaluate_save(run)  # the last life was stopped in it
 
     def _log_evaluate_save(self, run: Run) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""

@@ -1,0 +1,1 @@
+"""What `resilient doctor` looks at; none of it imports torch."""

@@ -1,0 +1,129 @@
+"""Whether a save fits into the notice of a preemption: one inequality, and who breaks it.
+
+``p95 of a save + what promotes it + 5 s <= --grace < termination grace <= notice``
+
+Each side must leave room for the one before: the trainers save within ``--grace``, the agent ends
+before its container or job is killed, and that happens before the machine is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient_cli.doctor.check import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MARGIN_SECONDS = 5.0
+NOTICE_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "gke": 15.0, "slurm": 30.0}
+"""What is announced at least; SLURM's KillWait, and what GKE leaves pods of a spot node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The terms of the inequality, in seconds; None for what nobody knows.
+
+    Attributes:
+        save_seconds: p95 of a save until it is committed.
+        tail_seconds: p95 of a promotion from a near repository, 0 without one.
+        grace_seconds: ``--grace`` of ``resilient train``.
+        termination_seconds: what a container or a job is given after SIGTERM.
+        notice_seconds: what the cloud or the scheduler announces.
+        source: where the first two come from.
+    """
+
+    save_seconds: float | None
+    tail_seconds: float
+    grace_seconds: float
+    termination_seconds: float | None
+    notice_seconds: float | None
+    source: str = "nothing"
+
+
+@dataclass(slots=True)
+class Took:
+    """What saves and promotions took, in seconds."""
+
+    saves: list[float] = field(default_factory=list)
+    promotions: list[float] = field(default_factory=list)
+
+
+def judge(budget: Budget) -> list[Check]:
+    """Return one check for each of the three comparisons that can be made."""
+    grace, termination, notice = (
+        budget.grace_seconds,
+        budget.termination_seconds,
+        budget.notice_seconds,
+    )
+    checks = [_judge_save(budget)]
+    if termination is not None:
+        checks.append(
+            Check(
+                "termination",
+                grace < termination,
+                f"--grace {grace:g} s, SIGKILL {termination:g} s after SIGTERM",
+                "" if grace < termination else f"give it more than {grace:g} s, or lower --grace",
+            )
+        )
+    if notice is not None:
+        last, name = (termination, "the termination grace") if termination else (grace, "--grace")
+        fits = last <= notice
+        checks.append(
+            Check(
+                "notice",
+                fits,
+                f"{name} {last:g} s, notice {notice:g} s",
+                "" if fits else f"lower {name} to {notice:g} s: the machine is gone by then",
+            )
+        )
+    return checks
+
+
+def _judge_save(budget: Budget) -> Check:
+    if budget.save_seconds is None:
+        found = f"--grace {budget.grace_seconds:g} s, and nobody knows what a save takes"
+        hint = "give --events FOLDER of a run, or --repo of one with a checkpoint"
+        return Check("budget", is_ok=True, found=found, hint=hint)
+    needed = budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
+    found = (
+        f"a save {budget.save_seconds:.1f} s, its promotion {budget.tail_seconds:.1f} s, and "
+        f"{MARGIN_SECONDS:g} s ({budget.source}): {needed:.1f} s of --grace "
+        f"{budget.grace_seconds:g} s"
+    )
+    fits = needed <= budget.grace_seconds
+    hint = f"resilient train --grace {math.ceil(needed)}, or a near_repo" if not fits else ""
+    return Check("budget", fits, found, hint)
+
+
+def read_events(folder: Path) -> Took:
+    """Return what a run's saves took, from its event files; lines that are none are passed over."""
+    took = Took()
+    for path in sorted(folder.glob("*.jsonl")):
+        for record in _records(path):
+            name = record.get("event")
+            if name == "CheckpointCommitted":
+                took.saves.append(float(record.get("commit_seconds", 0.0)))
+            elif name == "CheckpointPromoted":
+                took.promotions.append(float(record.get("took_seconds", 0.0)))
+    return took
+
+
+def p95(values: list[float]) -> float | None:
+    """Return the least of ``values`` that 95 of 100 do not exceed; None of none."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
