@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import threading
 import uuid
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import resilient
+from resilient.agent.asking import launches_of, newest_committed
 from resilient.agent.facts import RunEnded
 from resilient.agent.memory import grant
 from resilient.agent.notices.choosing import choose_sources
@@ -21,20 +20,15 @@ from resilient.agent.options import KeeperWishes, Patience, Wishes
 from resilient.agent.progress import Progress, ProgressLog
 from resilient.agent.stops import StopAsked, Stops
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError, PeerFailed, Preempted, ResilientError
+from resilient.errors import ConfigError, PeerFailed, Preempted
 from resilient.events import Emitter, console, json_lines
-from resilient.format.names import CHECKPOINTS, MANIFEST, CheckpointId, split_checkpoint_key
 from resilient.world.launch import told_repository
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from resilient.agent.agent import ResilientAgent
-    from resilient.storage.store import Store
 
-_LISTING_SECONDS_MAX = 15.0
 _STATIC_PORT = 29500
 _BOOTSTRAP = Path(__file__).parent / "agent" / "bootstrap.py"
 
@@ -195,11 +189,14 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
     )
     emit = _emitter(options).bind(run=plan.run_id)
 
+    is_counted = options.patience.limits.preemptions_max is not None and wishes.repo
+    launches = launches_of(wishes.repo, wishes.storage_options) if is_counted else 0
+
     def ask() -> object:
         url = wishes.repo or told_repository(wishes.notes)
         return newest_committed(url, wishes.storage_options) if url else Progress.UNTOLD
 
-    return ResilientAgent(spec, wishes, options.patience, ProgressLog(ask), clock, emit)
+    return ResilientAgent(spec, wishes, options.patience, ProgressLog(ask, launches), clock, emit)
 
 
 def supervise(options: TrainOptions) -> int:
@@ -241,31 +238,6 @@ def _emitter(options: TrainOptions) -> Emitter:
     events = options.wishes.events
     sinks = [console(), *([json_lines(Path(events) / "agent.jsonl")] if events else [])]
     return Emitter(SystemClock(), tuple(sinks), {})
-
-
-def newest_committed(url: str, storage_options: Mapping[str, Any] | None = None) -> object:
-    """Return the newest committed checkpoint under ``url``, None before the first.
-
-    Never raises and never takes long: a store that does not answer must not hold the agent.
-    """
-    found: list[object] = [Progress.UNKNOWN]
-
-    def ask() -> None:
-        try:
-            found[0] = find_newest(resilient.open_store(url, storage_options=storage_options))
-        except (ResilientError, OSError, ImportError):
-            found[0] = Progress.UNKNOWN
-
-    thread = threading.Thread(target=ask, name="list-checkpoints", daemon=True)
-    thread.start()
-    thread.join(_LISTING_SECONDS_MAX)
-    return found[0]
-
-
-def find_newest(store: Store) -> CheckpointId | None:
-    """Return the newest checkpoint whose manifest is in the store."""
-    keys = (split_checkpoint_key(entry.key) for entry in store.list(CHECKPOINTS))
-    return max((key[0] for key in keys if key and key[1] == MANIFEST), default=None)
 
 
 def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:

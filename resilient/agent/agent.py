@@ -26,14 +26,14 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient.agent.decide import (
+    CODE_PREEMPTED,
     Action,
-    Budget,
     Finish,
     GiveUp,
     Kind,
+    LeaveHost,
     Outcome,
     Restart,
-    decide,
 )
 from resilient.agent.facts import (
     GroupRestarted,
@@ -43,6 +43,7 @@ from resilient.agent.facts import (
     tell_failure,
 )
 from resilient.agent.health import Health
+from resilient.agent.judging import Judge
 from resilient.agent.keeping import Keeping
 from resilient.agent.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.membership import ExitBarrier, MembershipWatch
@@ -91,7 +92,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._emit = emit
         self._stops = Stops(clock, patience.grace_seconds)
         self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
-        self._budget = Budget(restarts_left=spec.max_restarts)
+        self._judge = Judge(spec, patience.limits, progress, clock, emit)
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
         self._health = Health(self._folder, patience.hang, clock, emit)
@@ -102,7 +103,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._life: Life | None = None
         self._workers: WorkerGroup | None = None
 
-    def supervise(self, stops: Stops | None = None) -> Finish | GiveUp:
+    def supervise(self, stops: Stops | None = None) -> Finish | LeaveHost | GiveUp:
         """Run the group to its end and return the decision to leave.
 
         Main thread only: it handles signals, and the workers die with the thread.
@@ -130,19 +131,21 @@ class ResilientAgent(SimpleElasticAgent):
         is_done = isinstance(action, Finish) and action.code == 0
         return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
 
-    def _live_and_decide(self) -> Finish | GiveUp:
+    def _live_and_decide(self) -> Finish | LeaveHost | GiveUp:
         while True:
             self._number += 1
             outcome, failures = self._live()
-            action = self._judge(outcome)
+            action = self._judge.after(outcome, self._worker_group.group_world_size)
             if failures:
                 self._report(failures, action)
             if not isinstance(action, Restart):
                 return action
             self._cause = action.cause
-            left = self._budget.restarts_left
-            took_seconds = self._stop_seconds
+            left, took_seconds = self._judge.restarts_left, self._stop_seconds
             self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
+            if not self._stops.wait(action.delay_seconds):
+                reason = "asked to stop during a wait: the same command resumes"
+                return Finish(CODE_PREEMPTED, reason)
 
     def _live(self) -> tuple[Outcome, list[Failure]]:
         """Live one life: meet the other nodes, start, watch, stop."""
@@ -184,25 +187,16 @@ class ResilientAgent(SimpleElasticAgent):
             self._stop_seconds = watch.stop_seconds
             members.stop()
 
-    def _judge(self, outcome: Outcome) -> Action:
-        self._progress.look()
-        if outcome.kind is Kind.FAILED:
-            progressed = self._progress.count_failure()
-            self._budget = self._budget.after_failure(progressed=progressed)
-        action = decide(outcome, self._budget)
-        self._budget = self._budget.after(action)
-        self._remaining_restarts = self._budget.restarts_left
-        return action
-
     def _report(self, failures: list[Failure], action: Action) -> None:
         follows = (
-            f"restart as life {self._number + 1}, {self._budget.restarts_left} restarts left"
+            f"restart as life {self._number + 1}{_in(action.delay_seconds)}, "
+            f"{self._judge.restarts_left} restarts left"
             if isinstance(action, Restart)
             else f"exit {action.code}"
         )
         self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
 
-    def _leave_rendezvous(self, action: Finish | GiveUp) -> None:
+    def _leave_rendezvous(self, action: Finish | LeaveHost | GiveUp) -> None:
         """Close the rendezvous if the run is over; a preempted one will come back to it."""
         is_over = action.code == 0 or (isinstance(action, GiveUp) and not self._stops.asked_by)
         is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
@@ -290,3 +284,7 @@ def _state_of(workers: WorkerGroup | None) -> WorkerState:
     if any(exit_.status for exit_ in workers.exits):
         return WorkerState.FAILED
     return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
+
+
+def _in(delay_seconds: float) -> str:
+    return f" in {delay_seconds:.1f} s" if delay_seconds else ""

@@ -1,23 +1,7 @@
 """What to do when the life of a worker group ends: a table, and nothing but values.
 
-========== =============================== ==========================================
-what ended   how                             what follows
-========== =============================== ==========================================
-succeeded  all workers ended with 0        finish 0
-preempted  a worker ended with 75          finish 75: all ranks agreed and saved
-failed     with a permanent code           give up with that code
-failed     again without a new checkpoint  give up with 70
-failed     hung, and no restart is left    give up with 69
-failed     no restart is left              give up with the code, a signal as 128 + n
-failed     while a stop was asked for      finish 75: the requeue is the restart
-failed     otherwise                       restart, one restart less
-regrouped  nodes joined or left            restart, free of charge
-stopped    as asked: 0, 75 or SIGTERM      finish 0 or 75
-stopped    leaving at once: 130 or 143     give up with that code: work was lost
-stopped    and failed while stopping       give up with the code
-killed     had to be killed while stopping give up with 128 + the signal asked with
-unreachable  peers or rendezvous are gone  give up with 69
-========== =============================== ==========================================
+``resilient train --dry-run`` prints it, made by this module itself (:func:`table`); the same is
+in docs/elasticity.md.
 """
 
 from __future__ import annotations
@@ -30,10 +14,13 @@ from resilient.agent.causes import Cause
 from resilient.errors import CrashLoop, PeerFailed, Preempted
 
 CODE_PREEMPTED = Preempted.exit_code
-PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 73, 77, 78, 80})
+PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 70, 73, 77, 78, 80})
 """Exit codes that say that another try would end the same way."""
 
 _SIGNAL_BASE = 128
+_CODE_HOST_UNHEALTHY = 71
+_BACKOFF_SECONDS = 1.0
+_BACKOFF_SECONDS_MAX = 300.0
 CODES_OF_LEAVING_AT_ONCE = frozenset({_SIGNAL_BASE + signal.SIGTERM, _SIGNAL_BASE + signal.SIGINT})
 """What a worker that listened ends with when its time is over, unlike one killed by the signal."""
 
@@ -61,6 +48,8 @@ class Outcome:
         is_echo: the worker only reports that a rank elsewhere failed.
         reason: detail for a person, where the kind alone does not say it.
         cause: why the worker failed that failed first.
+        is_joined: of REGROUPED, whether nodes want to join; else some have left.
+        is_host_broken: whether a device reported a fault, or a worker cannot be killed.
     """
 
     kind: Kind
@@ -69,6 +58,15 @@ class Outcome:
     is_echo: bool = False
     reason: str = ""
     cause: Cause | None = None
+    is_joined: bool = False
+    is_host_broken: bool = False
+
+    @property
+    def is_interruption(self) -> bool:
+        """Whether somebody took machines away, or asked to stop, and nobody failed."""
+        if self.kind is Kind.STOPPED:
+            return self.status in (CODE_PREEMPTED, -signal.SIGTERM)
+        return self.kind is Kind.PREEMPTED or (self.kind is Kind.REGROUPED and not self.is_joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +74,25 @@ class Budget:
     """How much more failing is allowed.
 
     Attributes:
-        restarts_left: restarts after a failure; a change of membership costs none.
+        restarts_left: restarts after a failure, within the window of time; a change of
+            membership costs none.
         no_progress_lives: lives in a row, the last included, that failed and committed nothing.
         no_progress_lives_max: this many of them are a crash loop.
+        preemptions_left: interruptions, the last counted already; None is any number.
+        host_failures: of this host within the window, the last included.
+        host_failures_max: this many of them, and the host is left out; 0 is any number.
+        may_leave: whether the other hosts can go on without this one.
+        jitter: factor of a wait, so that hosts do not come back all at once.
     """
 
     restarts_left: int = 3
     no_progress_lives: int = 0
     no_progress_lives_max: int = 3
-
-    def after_failure(self, *, progressed: bool) -> Budget:
-        """Return the budget with the life that just failed counted."""
-        return replace(self, no_progress_lives=0 if progressed else self.no_progress_lives + 1)
+    preemptions_left: int | None = None
+    host_failures: int = 0
+    host_failures_max: int = 0
+    may_leave: bool = False
+    jitter: float = 1.0
 
     def after(self, action: Action) -> Budget:
         """Return the budget with the action paid for."""
@@ -109,6 +114,15 @@ class Restart:
 
     cause: str
     is_paid: bool
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveHost:
+    """Leave this host to others to look at: they go on without it, or start it elsewhere."""
+
+    code: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +133,7 @@ class GiveUp:
     reason: str
 
 
-Action = Finish | Restart | GiveUp
+Action = Finish | Restart | LeaveHost | GiveUp
 
 
 def decide(outcome: Outcome, budget: Budget) -> Action:
@@ -128,10 +142,10 @@ def decide(outcome: Outcome, budget: Budget) -> Action:
         case Kind.FAILED:
             return _after_failure(outcome, budget)
         case Kind.STOPPED:
-            return _after_stop(outcome)
+            return _after_stop(outcome, budget)
         case Kind.REGROUPED:
-            return Restart("membership", is_paid=False)
-    return _leave(outcome)
+            return _after_regrouping(outcome, budget)
+    return _leave(outcome, budget)
 
 
 def exit_code(status: int) -> int:
@@ -149,12 +163,31 @@ def name_of(status: int) -> str:
         return f"signal {-status}"
 
 
-def _leave(outcome: Outcome) -> Action:
+def _after_regrouping(outcome: Outcome, budget: Budget) -> Action:
+    if outcome.is_joined:
+        return Restart("membership", is_paid=False)
+    return _interrupted(budget) or Restart("membership", is_paid=False)
+
+
+def _interrupted(budget: Budget) -> Action | None:
+    """Return how a run ends that was interrupted too often, None while it was not."""
+    if budget.preemptions_left is None or budget.preemptions_left >= 0:
+        return None
+    return GiveUp(
+        _SIGNAL_BASE + signal.SIGTERM,
+        "interrupted more often than --max-preemptions allows: what is committed is safe, and the "
+        "same command with a higher number resumes",
+    )
+
+
+def _leave(outcome: Outcome, budget: Budget) -> Action:
     """Cover the kinds that leave whatever the budget is."""
     if outcome.kind is Kind.SUCCEEDED:
         return Finish(0, "all workers are done")
     if outcome.kind is Kind.PREEMPTED:
-        return Finish(CODE_PREEMPTED, "preempted and saved: the same command resumes")
+        return _interrupted(budget) or Finish(
+            CODE_PREEMPTED, "preempted and saved: the same command resumes"
+        )
     if outcome.kind is Kind.KILLED:
         return GiveUp(
             _SIGNAL_BASE + outcome.stop_signal,
@@ -166,9 +199,33 @@ def _leave(outcome: Outcome) -> Action:
 
 def _after_failure(outcome: Outcome, budget: Budget) -> Action:
     code = exit_code(outcome.status)
-    is_hang = outcome.cause is Cause.HANG
-    if code in PERMANENT_CODES and not outcome.is_echo and not is_hang:
+    is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
+    if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
+    return _of_host(outcome, budget) or _of_budget(outcome, budget, code)
+
+
+def _of_host(outcome: Outcome, budget: Budget) -> Action | None:
+    """Return what follows when it is this host that is to blame, None when it is not."""
+    if outcome.is_echo:
+        return None
+    if outcome.cause is Cause.GPU and outcome.is_host_broken:
+        return LeaveHost(_CODE_HOST_UNHEALTHY, "a device of this host is broken: start elsewhere")
+    if outcome.is_host_broken:
+        return LeaveHost(
+            _CODE_HOST_UNHEALTHY, "a worker of this host cannot even be killed: start elsewhere"
+        )
+    is_worn = 0 < budget.host_failures_max <= budget.host_failures
+    if is_worn and budget.may_leave:
+        return LeaveHost(
+            _CODE_HOST_UNHEALTHY,
+            f"this host failed {budget.host_failures} times (--max-host-failures) and is left "
+            "out: the others go on without it",
+        )
+    return None
+
+
+def _of_budget(outcome: Outcome, budget: Budget, code: int) -> Action:
     if budget.no_progress_lives >= budget.no_progress_lives_max:
         return GiveUp(
             CrashLoop.exit_code,
@@ -177,22 +234,37 @@ def _after_failure(outcome: Outcome, budget: Budget) -> Action:
             "that failed first says where to look",
         )
     if budget.restarts_left <= 0:
-        return GiveUp(code, "no restart is left (--max-restarts)")
+        return GiveUp(code, "no restart is left (--max-restarts, within --restart-window)")
     if outcome.stop_signal:
         return Finish(
             CODE_PREEMPTED, "asked to stop during a restart: the same command resumes instead"
         )
-    return Restart("hang" if is_hang else "failure", is_paid=True)
+    cause = "hang" if outcome.cause is Cause.HANG else "failure"
+    return Restart(cause, is_paid=True, delay_seconds=_delay_seconds(budget))
 
 
-def _after_stop(outcome: Outcome) -> Action:
+def _delay_seconds(budget: Budget) -> float:
+    """Return how long to wait: not at all while there is progress, then longer and longer."""
+    repeats = budget.no_progress_lives - 1
+    if repeats <= 0:
+        return 0.0
+    wait_seconds = min(_BACKOFF_SECONDS_MAX, _BACKOFF_SECONDS * 2.0 ** (repeats - 1))
+    return wait_seconds * budget.jitter
+
+
+def _after_stop(outcome: Outcome, budget: Budget) -> Action:
     if outcome.status == 0:
         return Finish(0, "all workers are done")
-    if outcome.status == CODE_PREEMPTED:
-        return Finish(CODE_PREEMPTED, "stopped and saved: the same command resumes")
-    if outcome.status == -signal.SIGTERM:
-        # Whoever has something to save handles SIGTERM; this one had not come that far.
-        return Finish(CODE_PREEMPTED, "stopped before there was anything to save")
+    spent = _interrupted(budget) if outcome.is_interruption else None
+    if spent is not None:
+        return spent
+    if outcome.is_interruption:
+        is_saved = outcome.status == CODE_PREEMPTED
+        # Whoever has something to save handles SIGTERM; another had not come that far.
+        why = "stopped and saved: the same command resumes"
+        return Finish(
+            CODE_PREEMPTED, why if is_saved else "stopped before there was anything to save"
+        )
     if outcome.status in CODES_OF_LEAVING_AT_ONCE:
         return GiveUp(
             outcome.status,

@@ -129,6 +129,30 @@ def tell_failure(failures: Sequence[Failure], life: int, safe: str, follows: str
 
 
 @dataclass(frozen=True, slots=True)
+class ReactionChosen(Event):
+    """What the table says to a life's end.
+
+    Attributes:
+        ended: how the life ended.
+        cause: why its first worker failed, if one did.
+        status: of that worker.
+        action: ``Finish``, ``Restart``, ``LeaveHost`` or ``GiveUp``.
+        reason: of the action.
+        restarts_left: within the window, the action paid.
+        no_progress_lives: in a row.
+    """
+
+    level: ClassVar[Level] = Level.DEBUG  # the report and the last line say it to people
+    ended: str
+    cause: str
+    status: int
+    action: str
+    reason: str
+    restarts_left: int
+    no_progress_lives: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRestarted(Event):
     """A life ended and another begins.
 

@@ -95,7 +95,7 @@ def end_hung(
     stacks = health.stacks(group.pids)
     emit(_found(hang, stacks))
     group.kill()
-    group.wait_for_all(_KILL_SECONDS)
+    is_unkillable = not group.wait_for_all(_KILL_SECONDS)
     blamed = hang.first.rank
     message = f"hang: {describe_overdue(hang.first)}"
     inner = next((one.innermost for one in stacks if one.rank == blamed), "")
@@ -104,7 +104,10 @@ def end_hung(
         Failure(one, error, Cause.HANG) for one in group.exits if one.command.rank == blamed
     ]
     status = DeadlineExceeded.exit_code
-    return Outcome(Kind.FAILED, status, reason=message, cause=Cause.HANG), failures
+    outcome = Outcome(
+        Kind.FAILED, status, reason=message, cause=Cause.HANG, is_host_broken=is_unkillable
+    )
+    return outcome, failures
 
 
 def describe_overdue(one: Overdue) -> str:

@@ -51,6 +51,14 @@ class HangRule:
     patience_seconds: float = 1800.0
     fixed_seconds: float | None = None
 
+    def describe(self) -> str:
+        """Return the rule in a line."""
+        if not self.is_on:
+            return "not looked for"
+        floor, factor = f"{self.floor_seconds:g} s", f"{self.median_factor:g} x the median step"
+        fixed = "" if self.fixed_seconds is None else f"a step above {self.fixed_seconds:g} s"
+        return f"{fixed or f'a step above {floor} and {factor}'}; else {self.patience_seconds:g} s"
+
     def doubled(self, times: int) -> HangRule:
         """Return the rule after so many hangs in a row: patience may have been what was missing."""
         factor = 2.0**times

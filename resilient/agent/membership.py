@@ -27,7 +27,7 @@ class MembershipWatch:
 
     def __init__(self, handler: RendezvousHandler, interval_seconds: float, clock: Clock) -> None:
         self.lost_at_seconds: float | None = None
-        self.is_changed = False
+        self.is_changed = self.is_joined = False
         self._handler = handler
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -48,6 +48,7 @@ class MembershipWatch:
         """Ask now."""
         try:
             waiting = self._handler.num_nodes_waiting()
+            self.is_joined = waiting > 0
             self.is_changed = waiting > 0 or went_on_without(self._handler)
         except (RendezvousError, dist.DistError):
             if self.lost_at_seconds is None:

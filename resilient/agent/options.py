@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.agent.heartbeat import HangRule
+from resilient.agent.history import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ class Patience:
         kept_survivor_seconds: the same when a keeper persists what is staged.
         barrier_seconds: how long finished nodes wait for the others.
         hang: how long workers may show no progress.
+        limits: how often they may fail.
     """
 
     interval_seconds: float = 0.1
@@ -31,6 +33,7 @@ class Patience:
     kept_survivor_seconds: float = 0.2
     barrier_seconds: float = 300.0
     hang: HangRule = field(default_factory=HangRule)
+    limits: Limits = field(default_factory=Limits)
 
     def beside(self, *, has_keeper: bool) -> Patience:
         """Return the patience with survivors: what a keeper has needs no time of theirs."""

@@ -24,9 +24,11 @@ class ProgressLog:
     Args:
         ask: returns the newest committed checkpoint, None before the first, or a
             ``Progress``; compared for equality only. Without it nothing is known.
+        launches_before: how often the run was launched before this time.
     """
 
-    def __init__(self, ask: Callable[[], object] | None) -> None:
+    def __init__(self, ask: Callable[[], object] | None, launches_before: int = 0) -> None:
+        self.launches_before = launches_before
         self._ask = ask
         self.newest: object = ask() if ask else Progress.UNTOLD
         self._at_start = self.newest

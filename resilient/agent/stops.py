@@ -18,6 +18,7 @@ _ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 # One order often arrives twice: to us, and through a wrapper that got it as well.
 _SAME_ORDER_SECONDS = 0.5
+_WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 25.0
 
 
@@ -94,6 +95,13 @@ class Stops:
             yield
         finally:
             self._may_interrupt = False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for ``seconds``; False, at once, when somebody asks to stop or has asked."""
+        deadline_seconds = self._clock.monotonic_seconds() + seconds
+        while not self.asked_by and self._clock.monotonic_seconds() < deadline_seconds:
+            self._clock.sleep(min(_WAIT_SECONDS, seconds))
+        return not self.asked_by
 
     def _heard(self, number: int, _frame: Any) -> None:
         now_seconds = self._clock.monotonic_seconds()

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilient.agent.causes import Cause
 from resilient.agent.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
 from resilient.agent.failures import Failure, find_failures
@@ -103,7 +104,7 @@ class LifeWatch:
         self._tend()
         if self._members.is_changed:
             self._end(is_told=True)
-            return Outcome(Kind.REGROUPED)
+            return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
         lost_for_seconds = self._members.lost_for_seconds()
         if lost_for_seconds and not self._is_loss_told:
             self._is_loss_told = True
@@ -126,6 +127,7 @@ class LifeWatch:
             stop_signal=self._stops.asked_by,
             is_echo=first.error.is_echo,
             cause=first.cause,
+            is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
         )
 
     def _leave(self) -> Outcome:
@@ -133,7 +135,9 @@ class LifeWatch:
         self._end(is_told=False)
         # Another node may have stopped its workers because of a change that we have not seen.
         self._members.look()
-        return Outcome(Kind.REGROUPED if self._members.is_changed else Kind.PREEMPTED)
+        if self._members.is_changed:
+            return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
+        return Outcome(Kind.PREEMPTED)
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by

@@ -20,12 +20,34 @@ def test_the_plan_is_one_json_document(call, script):
     assert plan["workers_per_node"] == 2
     assert plan["rendezvous"] == {"backend": "c10d", "endpoint": "localhost:0", "run_id": "a"}
     assert plan["repository"] is None
+    assert plan["limits"]["preemptions_max"] is None
+    assert {
+        "ended": "succeeded",
+        "how": "all workers ended with 0",
+        "follows": "finish with 0",
+    } in (plan["reactions"])
 
 
 def test_the_plan_is_text_for_people(call, script):
     ended = call("train", "--dry-run", "--repo", "https://user:secret@host/run", script)
     assert "workers     1 per node" in ended.stdout
+    assert "budget      3 restarts in 3600 s, any number of preemptions" in ended.stdout
+    assert "restart elsewhere: leave this host with 71" in ended.stdout
     assert "secret" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--max-preemptions", "some"), "neither a number nor unlimited"),
+        (("--hang-deadline", "soon"), "neither auto nor off"),
+    ],
+)
+def test_a_plan_is_checked_before_it_is_printed(call, script, options, why):
+    ended = call("train", "--dry-run", *options, script)
+    assert ended.status == 78
+    assert why in ended.stderr
+    assert ended.stdout == ""
 
 
 def test_torchruns_underscores_are_understood_and_the_scripts_own_are_kept(call, script):

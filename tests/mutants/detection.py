@@ -8,6 +8,7 @@ RULES = "tests/unit/agent/test_heartbeat.py"
 PULSE = "tests/unit/agent/test_pulse.py"
 STACKS = "tests/unit/agent/test_stacks.py"
 CAUSES = "tests/unit/agent/test_causes.py"
+HISTORY = "tests/unit/agent/test_history.py"
 HANGS = "tests/process/test_hangs.py"
 
 MUTANTS = [
@@ -84,8 +85,8 @@ MUTANTS = [
     Mutant(
         "a hang is a failure that another try would end the same way",
         "resilient/agent/decide.py",
-        " and not outcome.is_echo and not is_hang:",
-        " and not outcome.is_echo:",
+        "is_own = not outcome.is_echo and outcome.cause is not Cause.HANG",
+        "is_own = not outcome.is_echo",
         f"{HANGS} -k stuck",
     ),
     Mutant(
@@ -115,5 +116,61 @@ MUTANTS = [
         "rank: statistics.median(one.own_seconds)",
         "rank: max(one.own_seconds)",
         CAUSES,
+    ),
+    Mutant(
+        "failures of long ago count",
+        "resilient/agent/history.py",
+        "if not window_seconds or at_seconds - one < window_seconds",
+        "if True",
+        HISTORY,
+    ),
+    Mutant(
+        "a failure elsewhere counts against this host",
+        "resilient/agent/history.py",
+        "mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)",
+        "mine = (at_seconds,)",
+        HISTORY,
+    ),
+    Mutant(
+        "an interruption costs a restart",
+        "resilient/agent/decide.py",
+        'return _interrupted(budget) or Restart("membership", is_paid=False)',
+        'return _interrupted(budget) or Restart("membership", is_paid=True)',
+        HISTORY,
+    ),
+    Mutant(
+        "the budget of interruptions never ends",
+        "resilient/agent/decide.py",
+        "budget.preemptions_left is None or budget.preemptions_left >= 0",
+        "True",
+        HISTORY,
+    ),
+    Mutant(
+        "a host that the others need leaves",
+        "resilient/agent/decide.py",
+        "    if is_worn and budget.may_leave:\n",
+        "    if is_worn:\n",
+        HISTORY,
+    ),
+    Mutant(
+        "a recovery with progress waits",
+        "resilient/agent/decide.py",
+        "    repeats = budget.no_progress_lives - 1\n",
+        "    repeats = budget.no_progress_lives + 1\n",
+        HISTORY,
+    ),
+    Mutant(
+        "restarts are never used up",
+        "resilient/agent/decide.py",
+        "    if budget.restarts_left <= 0:\n",
+        "    if budget.restarts_left < -9:\n",
+        HISTORY,
+    ),
+    Mutant(
+        "a stop during a wait is not heard",
+        "resilient/agent/stops.py",
+        "        return not self.asked_by\n",
+        "        return True\n",
+        "tests/process/test_reactions.py -k wait",
     ),
 ]

@@ -194,14 +194,17 @@ def test_events_are_written_as_json_lines(train):
     records = [json.loads(line) for line in lines]
     assert [record["event"] for record in records] == [
         "WorkerGroupStarted",
+        "ReactionChosen",
         "WorkerFailed",
         "GroupRestarted",
         "WorkerGroupStarted",
+        "ReactionChosen",
         "RunEnded",
     ]
-    assert records[1]["error"] == "ValueError: boom"
+    assert records[1]["action"] == "Restart"
+    assert records[2]["error"] == "ValueError: boom"
     assert len({record["run"] for record in records}) == 1
-    assert records[0]["attempt"] != records[3]["attempt"]
+    assert records[0]["attempt"] != records[4]["attempt"]
 
 
 def test_leftovers_of_a_run_are_removed(train, tmp_path):

@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
+from resilient.agent.asking import find_newest, newest_committed
 from resilient.agent.progress import Progress
 from resilient.build import (
     RendezvousOptions,
     TrainOptions,
-    find_newest,
-    newest_committed,
     resolve,
 )
 from resilient.errors import ConfigError

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.errors import ScriptNotFound
+from resilient.errors import ConfigError, ScriptNotFound
 from resilient.format.signature import Signing
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
-from resilient_cli.render import Answer, Facts, redact, show
+from resilient_cli.render import Answer, Facts, Table, redact, show
 
 if TYPE_CHECKING:
-    from resilient.build import Plan
+    from resilient.build import Plan, TrainOptions
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:
@@ -31,7 +32,18 @@ Module = Annotated[bool, _option("SCRIPT is the name of a module.", "--module", 
 Repo = Annotated[str, _option("Checkpoint repository.", "--repo", "-r", envvar="RESILIENT_REPO")]
 Resume = Annotated[str, _option("auto, never, a checkpoint, or a folder that Transformers saved.")]
 Nproc = Annotated[str, _option("Workers on this host: a number, cpu, gpu or auto.")]
-MaxRestarts = Annotated[int, _option("Restarts after failures; preemptions are free.", min=0)]
+MaxRestarts = Annotated[
+    int, _option("Restarts after failures, within --restart-window; preemptions are free.", min=0)
+]
+RestartWindow = Annotated[
+    float, _option("Seconds after which a failure counts no more; 0: never.", min=0)
+]
+MaxPreemptions = Annotated[
+    str, _option("Interruptions of the run, in all its launches: a number or unlimited.")
+]
+MaxHostFailures = Annotated[
+    int, _option("Failures of this host until the others go on without it; 0: any.", min=0)
+]
 Grace = Annotated[
     float, _option("Seconds from SIGTERM to SIGKILL.", "--grace", "--shutdown-timeout", min=0)
 ]
@@ -118,6 +130,9 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     resume: Resume = "auto",
     nproc_per_node: Nproc = "1",
     max_restarts: MaxRestarts = 3,
+    restart_window: RestartWindow = 3600.0,
+    max_preemptions: MaxPreemptions = "unlimited",
+    max_host_failures: MaxHostFailures = 3,
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
     require_signature: RequireSignature = False,
@@ -149,6 +164,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     """
     from resilient import build
     from resilient.agent.heartbeat import parse_hang_rule
+    from resilient.agent.history import Limits
     from resilient.agent.memory import parse_host_bytes
 
     if not module and not Path(script).is_file():
@@ -168,6 +184,12 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
             interval_seconds=monitor_interval,
             grace_seconds=grace,
             hang=parse_hang_rule(hang_deadline, hang_floor, hang_patience),
+            limits=Limits(
+                max_restarts,
+                restart_window,
+                _parse_number(max_preemptions, "--max-preemptions"),
+                host_failures_max=max_host_failures,
+            ),
         ),
         wishes=build.Wishes(
             repo,
@@ -182,15 +204,32 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         notice=notice,
     )
     if dry_run:
-        show(_answer(build.resolve(options), options.wishes.repo), ctx.find_root().obj)
+        show(_answer(build.resolve(options), options), ctx.find_root().obj)
         return
     raise typer.Exit(build.supervise(options))
 
 
-def _answer(plan: Plan, repo: str) -> Answer:
-    """Return what would be run, and where its workers would meet."""
+def _parse_number(text: str, option: str) -> int | None:
+    """Return the number that ``text`` says, None for ``unlimited``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    word = text.strip().lower()
+    if word == "unlimited":
+        return None
+    if not word.isdecimal():
+        raise ConfigError(f"{option} {text!r} is neither a number nor unlimited")
+    return int(word)
+
+
+def _answer(plan: Plan, options: TrainOptions) -> Answer:
+    """Return what would be run, where its workers would meet, and what would follow failures."""
+    from resilient.agent.table import reaction_table
+
     command = shlex.join((sys.executable, *plan.command))
-    repository = redact(repo)
+    repository = redact(options.wishes.repo)
+    limits, rows = options.patience.limits, reaction_table()
     document = {
         "command": command,
         "workers_per_node": plan.nproc,
@@ -202,12 +241,21 @@ def _answer(plan: Plan, repo: str) -> Answer:
             "run_id": plan.run_id,
         },
         "repository": repository or None,
+        "limits": asdict(limits),
+        "hang": asdict(options.patience.hang),
+        "reactions": [asdict(row) for row in rows],
     }
+    often = "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
+    window = f"in {limits.window_seconds:g} s" if limits.window_seconds else "in all"
     pairs = (
         ("command", command),
         ("workers", f"{plan.nproc} per node"),
         ("nodes", f"{plan.nodes_min} to {plan.nodes_max}"),
         ("rendezvous", f"{plan.backend} at {plan.endpoint}, run {plan.run_id}"),
         ("repository", repository or "left to the script"),
+        ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
+        ("hang", options.patience.hang.describe()),
     )
-    return Answer("train", "plan", document, (Facts(pairs),), ids=(plan.run_id,))
+    cells = tuple((row.ended, row.how, row.follows) for row in rows)
+    table = Table(("A LIFE", "HOW IT ENDED", "WHAT FOLLOWS"), cells)
+    return Answer("train", "plan", document, (Facts(pairs), "", table), ids=(plan.run_id,))

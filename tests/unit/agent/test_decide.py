@@ -47,10 +47,10 @@ def test_a_permanent_code_is_passed_on_without_a_restart(code):
 
 
 def test_the_permanent_codes_are_those_of_the_exit_code_table():
-    assert {2, 3, 65, 66, 69, 73, 77, 78, 80} == PERMANENT_CODES
+    assert {2, 3, 65, 66, 69, 70, 73, 77, 78, 80} == PERMANENT_CODES
 
 
-@pytest.mark.parametrize("status", [1, 7, 70, 71, 130, -9, -11, -6, -15])
+@pytest.mark.parametrize("status", [1, 7, 71, 130, -9, -11, -6, -15])
 def test_any_other_failure_is_restarted_for_one_restart(status):
     action = decide(Outcome(Kind.FAILED, status=status), PLENTY)
     assert action == Restart("failure", is_paid=True)
@@ -139,12 +139,6 @@ def test_workers_that_had_to_be_killed_end_with_the_signal_asked_with(asked_by, 
 def test_lost_peers_are_worth_a_retry_by_the_scheduler():
     action = decide(Outcome(Kind.UNREACHABLE, reason="closed"), PLENTY)
     assert action == GiveUp(69, "closed")
-
-
-def test_progress_resets_the_count_of_lives_without_it():
-    budget = Budget(no_progress_lives=2)
-    assert budget.after_failure(progressed=False).no_progress_lives == 3
-    assert budget.after_failure(progressed=True).no_progress_lives == 0
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (75, 75), (-9, 137), (-2, 130)])

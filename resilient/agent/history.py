@@ -1,0 +1,90 @@
+"""What the lives of a run have cost so far, and what that leaves to spend (pure)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from resilient.agent.causes import Cause
+from resilient.agent.decide import Budget, Kind, Outcome
+
+_JITTER_MIN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a run may fail.
+
+    Attributes:
+        restarts_max: restarts after failures, in a window of time.
+        window_seconds: the window; 0 is the whole job.
+        preemptions_max: how often the run may be interrupted; None is any number.
+        no_progress_lives_max: lives in a row that failed without a new checkpoint.
+        host_failures_max: failures of this host in a window, until it is left out; 0 is any.
+    """
+
+    restarts_max: int = 3
+    window_seconds: float = 3600.0
+    preemptions_max: int | None = None
+    no_progress_lives_max: int = 3
+    host_failures_max: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What happened.
+
+    Attributes:
+        failures: when lives failed, monotonic seconds.
+        host_failures: the same of those whose first failure was on this host.
+        preemptions: how often the run was interrupted, before this agent included.
+        no_progress_lives: lives in a row, the last included, that failed and committed nothing.
+    """
+
+    failures: tuple[float, ...] = ()
+    host_failures: tuple[float, ...] = ()
+    preemptions: int = 0
+    no_progress_lives: int = 0
+
+    def after(self, outcome: Outcome, at_seconds: float, *, progressed: bool) -> History:
+        """Return the history with one more life."""
+        if outcome.kind is not Kind.FAILED:
+            interrupted = outcome.is_interruption
+            return replace(self, preemptions=self.preemptions + 1) if interrupted else self
+        mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
+        return replace(
+            self,
+            failures=(*self.failures, at_seconds),
+            host_failures=(*self.host_failures, *mine),
+            no_progress_lives=0 if progressed else self.no_progress_lives + 1,
+        )
+
+    def budget(
+        self, limits: Limits, at_seconds: float, *, seed: str = "", may_leave: bool = False
+    ) -> Budget:
+        """Return what is left to spend at ``at_seconds``, the life that just ended not yet paid.
+
+        Args:
+            limits: of the run.
+            at_seconds: now, on the monotonic clock.
+            seed: of the jitter of a wait; the same seed and history wait equally long.
+            may_leave: whether the other hosts can go on without this one.
+        """
+        recent = _within(self.failures, limits, at_seconds)
+        most = limits.preemptions_max
+        drawn = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
+        return Budget(
+            restarts_left=limits.restarts_max - max(0, len(recent) - 1),
+            no_progress_lives=self.no_progress_lives,
+            no_progress_lives_max=limits.no_progress_lives_max,
+            preemptions_left=None if most is None else most - self.preemptions,
+            host_failures=len(_within(self.host_failures, limits, at_seconds)),
+            host_failures_max=limits.host_failures_max,
+            may_leave=may_leave,
+            jitter=_JITTER_MIN + (1 - _JITTER_MIN) * drawn,
+        )
+
+
+def _within(times: tuple[float, ...], limits: Limits, at_seconds: float) -> list[float]:
+    window_seconds = limits.window_seconds
+    return [one for one in times if not window_seconds or at_seconds - one < window_seconds]

@@ -1,0 +1,78 @@
+"""Keeps the books of a run's lives, and has the table say what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.agent.decide import Kind, decide
+from resilient.agent.facts import ReactionChosen
+from resilient.agent.history import History
+
+if TYPE_CHECKING:
+    from resilient.agent.decide import Action, Outcome
+    from resilient.agent.history import Limits
+    from resilient.agent.progress import ProgressLog
+    from resilient.clock import Clock
+    from resilient.events import Emitter
+
+
+class Judge:
+    """Remembers what the lives cost; the rest is values.
+
+    Args:
+        spec: torch's description of the group: its restarts, its rendezvous.
+        limits: how often a run may fail; ``spec`` says how many restarts it has.
+        progress: what the repository holds.
+        clock: dates failures.
+        emit: where each decision is told, with its reason.
+
+    Attributes:
+        restarts_left: after the last decision.
+    """
+
+    def __init__(
+        self, spec: Any, limits: Limits, progress: ProgressLog, clock: Clock, emit: Emitter
+    ) -> None:
+        self.restarts_left: int = spec.max_restarts
+        self._limits = replace(limits, restarts_max=spec.max_restarts)
+        self._rendezvous = spec.rdzv_handler
+        self._progress = progress
+        self._clock = clock
+        self._emit = emit
+        self._history: History | None = None
+
+    def after(self, outcome: Outcome, nodes: int | None) -> Action:
+        """Return what follows ``outcome`` of a life of ``nodes`` nodes, and note what it costs."""
+        now_seconds = self._clock.monotonic_seconds()
+        self._progress.look()
+        is_failure = outcome.kind is Kind.FAILED
+        progressed = is_failure and self._progress.count_failure()
+        before = self._history or History(preemptions=self._progress.launches_before)
+        self._history = before.after(outcome, now_seconds, progressed=progressed)
+        budget = self._history.budget(
+            self._limits,
+            now_seconds,
+            seed=self._rendezvous.get_run_id(),
+            may_leave=(nodes or 1) > self._nodes_min,
+        )
+        action = decide(outcome, budget)
+        self.restarts_left = budget.after(action).restarts_left
+        self._emit(
+            ReactionChosen(
+                ended=outcome.kind.value,
+                cause=outcome.cause.value if outcome.cause else "",
+                status=outcome.status,
+                action=type(action).__name__,
+                reason=getattr(action, "reason", "") or getattr(action, "cause", ""),
+                restarts_left=self.restarts_left,
+                no_progress_lives=budget.no_progress_lives,
+            )
+        )
+        return action
+
+    @property
+    def _nodes_min(self) -> int:
+        """Fewest nodes to train with; a rendezvous of a fixed size says none."""
+        settings: Any = getattr(self._rendezvous, "_settings", None)
+        return int(getattr(settings, "min_nodes", 1 << 30))

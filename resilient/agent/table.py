@@ -1,0 +1,109 @@
+"""The table of reactions for people, each row made by :func:`resilient.agent.decide.decide`."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.agent.causes import Cause
+from resilient.agent.decide import (
+    CODE_PREEMPTED,
+    Budget,
+    Finish,
+    Kind,
+    LeaveHost,
+    Outcome,
+    Restart,
+    decide,
+)
+
+if TYPE_CHECKING:
+    from resilient.agent.decide import Action
+
+_SPENT = Budget(restarts_left=0)
+_LOOP = Budget(no_progress_lives=3)
+_OFTEN = Budget(preemptions_left=-1)
+_WORN = Budget(host_failures=3, host_failures_max=3, may_leave=True)
+_AGAIN = Budget(no_progress_lives=2)
+_TERM = int(signal.SIGTERM)
+_KILL = -int(signal.SIGKILL)
+
+_CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
+    ("succeeded", "all workers ended with 0", Outcome(Kind.SUCCEEDED), Budget()),
+    ("preempted", "all ranks agreed, saved, left", Outcome(Kind.PREEMPTED, 75), Budget()),
+    ("preempted", "more than --max-preemptions", Outcome(Kind.PREEMPTED, 75), _OFTEN),
+    ("failed", "exit code 78, or another that stays", Outcome(Kind.FAILED, 78), Budget()),
+    ("failed", "killed, exception, any other code", Outcome(Kind.FAILED, _KILL), Budget()),
+    ("failed", "again, without a new checkpoint", Outcome(Kind.FAILED, 1), _AGAIN),
+    ("failed", "too often without a new checkpoint", Outcome(Kind.FAILED, 1), _LOOP),
+    ("failed", "no restart left: --max-restarts", Outcome(Kind.FAILED, _KILL), _SPENT),
+    ("failed", "while a stop was asked for", Outcome(Kind.FAILED, 1, _TERM), Budget()),
+    ("failed", "a peer's failure was reported", Outcome(Kind.FAILED, 69, is_echo=True), Budget()),
+    (
+        "failed",
+        "a device of this host is broken",
+        Outcome(Kind.FAILED, 1, cause=Cause.GPU, is_host_broken=True),
+        Budget(),
+    ),
+    ("failed", "this host: --max-host-failures", Outcome(Kind.FAILED, 1), _WORN),
+    (
+        "failed",
+        "loss broken, going back did not help",
+        Outcome(Kind.FAILED, 70, cause=Cause.NUMBERS),
+        Budget(),
+    ),
+    (
+        "hung",
+        "no progress within the deadline",
+        Outcome(Kind.FAILED, 69, cause=Cause.HANG),
+        Budget(),
+    ),
+    ("hung", "no restart left", Outcome(Kind.FAILED, 69, cause=Cause.HANG), _SPENT),
+    (
+        "hung",
+        "and a worker cannot be killed",
+        Outcome(Kind.FAILED, 69, cause=Cause.HANG, is_host_broken=True),
+        Budget(),
+    ),
+    ("regrouped", "nodes want to join", Outcome(Kind.REGROUPED, is_joined=True), Budget()),
+    ("regrouped", "nodes have left", Outcome(Kind.REGROUPED), Budget()),
+    ("stopped", "saved as asked", Outcome(Kind.STOPPED, CODE_PREEMPTED, _TERM), Budget()),
+    ("stopped", "done meanwhile", Outcome(Kind.STOPPED, 0, _TERM), Budget()),
+    ("stopped", "left at once: work was lost", Outcome(Kind.STOPPED, 143, _TERM), Budget()),
+    ("stopped", "a worker failed while stopping", Outcome(Kind.STOPPED, 1, _TERM), Budget()),
+    ("killed", "had to be killed: --grace was over", Outcome(Kind.KILLED, 0, _TERM), Budget()),
+    ("unreachable", "peers or rendezvous are gone", Outcome(Kind.UNREACHABLE), Budget()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: what ended, how, and what follows."""
+
+    ended: str
+    how: str
+    follows: str
+
+
+def reaction_table() -> tuple[Row, ...]:
+    """Return one row for every kind of case, decided by what decides in earnest."""
+    cases = [
+        (ended, how, _name(outcome, decide(outcome, budget)))
+        for ended, how, outcome, budget in _CASES
+    ]
+    return tuple(Row(ended, how, follows) for ended, how, follows in cases)
+
+
+def _name(outcome: Outcome, action: Action) -> str:
+    if isinstance(action, Finish):
+        return f"save and leave with {action.code}" if action.code else "finish with 0"
+    if isinstance(action, LeaveHost):
+        return f"restart elsewhere: leave this host with {action.code}"
+    if not isinstance(action, Restart):
+        return f"give up with {action.code}"
+    if not action.is_paid:
+        what = "grow: restart with more nodes" if outcome.is_joined else "shrink and go on: restart"
+        return f"{what}, free"
+    wait = ", after a wait" if action.delay_seconds else ""
+    return f"restart in place{wait}, one restart less"
