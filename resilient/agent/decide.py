@@ -198,7 +198,7 @@ def _leave(outcome: Outcome, budget: Budget) -> Action:
 
 
 def _after_failure(outcome: Outcome, budget: Budget) -> Action:
-    code = exit_code(outcome.status)
+    code = exit_code(outcome.status) or 1
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
