@@ -154,10 +154,7 @@ class Saver:
         try:
             self._saved = self._save_once(step)
         except SaveFailed as error:
-            if self._args.on_save_failure == "stop":
-                raise
-            self.ledger.reopen()
-            self.emit(SaveRetried(error.message))
+            self._go_on_without(error)
             self._saved = self._save_once(step)
         self._saved_step = step
         return True
@@ -249,11 +246,27 @@ class Saver:
         return {name: self.parts[name] for name in _MODEL_ONLY}
 
     def _measure(self) -> None:
-        """Wait for the save in flight, as the next one would, and remember what it took."""
+        """Wait for the save in flight, as the next one would, and remember what it took.
+
+        Raises:
+            SaveFailed: it failed, and the arguments say that this stops training.
+        """
         persister = self._checkpointer.in_flight
-        if persister is not None:
+        if persister is None:
+            return
+        try:
             self._checkpointer.wait()
+        except SaveFailed as error:
+            self._go_on_without(error)
+        else:
             self._took.land_seconds.append(persister.took_seconds)
+
+    def _go_on_without(self, error: SaveFailed) -> None:
+        """Go on after a save that failed, unless the arguments say that this stops training."""
+        if self._args.on_save_failure == "stop":
+            raise error
+        self.ledger.reopen()
+        self.emit(SaveRetried(error.message))
 
     def _save_once(self, step: int) -> CheckpointId:
         began_seconds = self.emit.clock.monotonic_seconds()

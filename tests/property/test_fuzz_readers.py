@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 import tracemalloc
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,17 +21,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ledgers import Run
 from manifests import Values
 from mutations import resealed, spoiled_bytes, spoiled_value
 from tiny import CHECKPOINT, SIGNING, tiny_repository
 
 from resilient.errors import IntegrityError, ResilientError
+from resilient.format.ledger import decode_segment
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, decode
 from resilient.format.names import (
     ABILITIES,
     committed_key,
     generation_key,
     is_file_name,
+    segment_key,
     signature_name,
     tag_key,
 )
@@ -166,6 +170,19 @@ def a_receipt() -> dict[str, Any]:
     return json.loads(json.dumps(Receipt(0, mine, MANIFEST.tensors, MANIFEST.parts).to_json()))
 
 
+def a_segment() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+        run.begin()
+        run.train(CHECKPOINT.step)
+        assert run.save(commits=False) == CHECKPOINT
+        return run.store.get(segment_key(CHECKPOINT))
+
+
+def read_any_segment(data: bytes) -> object:
+    return decode_segment(data, segment_key(CHECKPOINT))
+
+
 def a_job() -> dict[str, Any]:
     from resilient.format.manifest import encode
 
@@ -185,6 +202,7 @@ def a_job() -> dict[str, Any]:
         "stall_seconds": 0.1,
         "spoiled": None,
         "bases": [{"checkpoint": CHECKPOINT.folder, "proved": None}],
+        "segment": a_segment().decode(),
     }
 
 
@@ -237,6 +255,7 @@ TARGETS = {
     "shard": Target(document("model.r00001.safetensors"), read_any_shard),
     "line": Target([b"\n".join(lines_of(*ASKED)) + b"\n"], read_any_line, refuses=(BadLine,)),
     "receipt": Target(lines_of(a_receipt()), as_json(Receipt.from_json)),
+    "segment": Target([a_segment()], read_any_segment, is_sealed=True),
     "job": Target(lines_of(a_job()), as_json(read_any_job)),
     "board": Target(lines_of(*ASKED), as_json(read_any_request), refuses=NONSENSE),
 }  # fmt: skip

@@ -93,8 +93,9 @@ def test_at_the_end_is_only_at_the_end_and_the_best_is_final(tmp_path):
 
 def test_a_life_sends_what_a_kill_kept_back_and_nothing_of_an_abandoned_one(tmp_path):
     train(tmp_path, first := Cabinet(tmp_path), die_at=14)
-    given = {step for step, *_ in first.seen}
     train(tmp_path, second := Cabinet(tmp_path), die_at=18)
+    # Here a thread of the first life may outlive it by what it is giving just then.
+    given = {step for step, *_ in first.seen}
     assert {4, 8, 12} <= given | {step for step, *_ in second.seen}
     generations = {step: model.checkpoint.generation for step, _, _, model in second.seen}
     assert generations.get(16, 2) == 2
