@@ -66,6 +66,32 @@ def _put_back(handlers: _Handlers) -> None:
         signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+class _Held(threading.local):
+    """The signals that this thread had blocked before it forked; None while it does not fork."""
+
+    before: set[int] | None = None
+
+
+_held = _Held()
+
+
+def _hold_signals() -> None:
+    """Before a fork: what comes until the child has its own handlers waits, and is not lost.
+
+    A child starts with the parent's C handler and descriptor, so a signal sent to it at once would
+    be taken for a request to the training, and Python forgets it in the child.
+    """
+    if _replaced:
+        _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [*ORDERS, *NOTICES])
+
+
+def _let_signals_go() -> None:
+    """After a fork, in both processes: deliver what came meanwhile."""
+    before, _held.before = _held.before, None
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _give_signals_back() -> None:
     """In a forked child: its signals are its own, and none of them is a request to us."""
     if _replaced:
@@ -73,10 +99,13 @@ def _give_signals_back() -> None:
         for handlers in reversed(_replaced):
             _put_back(handlers)
         _replaced.clear()
+    _let_signals_go()
 
 
 # What is registered stays registered, so it is done once and does nothing between trainings.
-os.register_at_fork(after_in_child=_give_signals_back)
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_let_signals_go, after_in_child=_give_signals_back
+)
 
 
 def _ignore(_number: int, _frame: object) -> None:

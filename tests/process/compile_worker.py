@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from importlib import import_module
@@ -21,12 +20,11 @@ from pathlib import Path
 
 import torch
 from deepspeed_forks import exit_codes, fork_world
+from dying import die_together
 from torch import nn
 from torch.utils.data import Dataset
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 RANKS, STEPS, SAVE_STEPS, DIE_AFTER = 2, 8, 2, 5
 _HEAVY = (
@@ -108,11 +106,7 @@ class DieAfter(TrainerCallback):
 
     def on_step_begin(self, args, state, control, /, **_):
         if self._step and state.global_step == self._step:
-            store = open_store(str(self._folder))
-            saved = (self._step - 1) // SAVE_STEPS * SAVE_STEPS
-            while max((one.step for one in committed(store)), default=0) < saved:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_together(self._folder, self._step, SAVE_STEPS)
 
 
 def main(folder, ports):

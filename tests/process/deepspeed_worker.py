@@ -11,19 +11,17 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from pathlib import Path
 
 import torch
 from deepspeed_forks import exit_codes, fork_world, preload
+from dying import die_together
 from workload import Bytes, Model, Recording
 
 from resilient import TrainerCallback, TrainingArguments
-from resilient.storage.open import open_store
 from resilient.train.arguments.old_names import zero_of
-from resilient.vault.registry.catalog import committed
 
 STEPS = 10
 SAVE_STEPS = 2
@@ -58,8 +56,8 @@ WORLDS = [(folder, *life) for folder, lives in RUNS.items() for life in lives]
 class Dying(TrainerCallback):
     """Writes down what was trained and held, and dies in the middle of a step.
 
-    Each life leaves a checkpoint: the save before the last step has landed when it dies, however
-    slow the machine; one that is begun at the last step has not.
+    Each life leaves a checkpoint: the save before the last step has landed when it dies; one that
+    is begun at the last step has not.
     """
 
     def __init__(self, folder, die_after) -> None:
@@ -68,13 +66,7 @@ class Dying(TrainerCallback):
 
     def on_step_begin(self, args, state, control, /, **_):
         if self._die_after and state.global_step == self._die_after:
-            self._see_landed((self._die_after - 1) // SAVE_STEPS * SAVE_STEPS)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _see_landed(self, step):
-        store = open_store(str(self._folder))
-        while max((one.step for one in committed(store)), default=0) < step:
-            time.sleep(0.01)
+            die_together(self._folder, self._die_after, SAVE_STEPS)
 
     def on_train_end(self, args, state, control, /, **context):
         held = sum(flat.numel() for flat in context["optimizer"].state)

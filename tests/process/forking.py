@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
 import time
 
-from workload import Bytes, Model, Recording
 
-from resilient import TrainerCallback, TrainingArguments
+def _end_at_once() -> None:
+    if sys.argv[2] == "early":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+# Hooks of a child run in their order: this one comes before those of what is imported below.
+os.register_at_fork(after_in_child=_end_at_once)
+
+from workload import Bytes, Model, Recording  # noqa: E402
+
+from resilient import TrainerCallback, TrainingArguments  # noqa: E402
 
 FORKS = multiprocessing.get_context("fork")
 
@@ -22,7 +33,7 @@ class Pooled(TrainerCallback):
 
 
 class Terminated(TrainerCallback):
-    """Ends a child with SIGTERM; it must die of that."""
+    """Ends a child with SIGTERM; it must die of that, also where that comes with its birth."""
 
     def on_step_end(self, args, state, control, /, **_):
         child = FORKS.Process(target=time.sleep, args=(60,))
@@ -42,7 +53,7 @@ class Announce(TrainerCallback):
         time.sleep(0.05)
 
 
-CALLBACKS = {"pool": Pooled, "terminate": Terminated, "announce": Announce}
+CALLBACKS = {"pool": Pooled, "terminate": Terminated, "early": Terminated, "announce": Announce}
 
 
 def main(folder: str, callback: str, steps: str, loaders: str) -> None:

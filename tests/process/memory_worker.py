@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from importlib import import_module
@@ -20,12 +19,11 @@ from pathlib import Path
 
 import torch
 from deepspeed_forks import exit_codes, fork_world
+from dying import die_together, see_landed
 from strategies_worker import Rows, Tower
 from strategy_kinds import Kind
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 STEPS = 10
 OUT_OF_MEMORY = 1
@@ -92,16 +90,11 @@ class Fate(TrainerCallback):
     def on_step_begin(self, args, state, control, /, **context):
         step = state.global_step
         if self._short_after and step >= self._short_after:
-            self._see_landed(step)
+            see_landed(self._folder, step // 2 * 2)
             context["model"].is_short = True
         if self._die_after and step == self._die_after:
-            self._see_landed(step)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _see_landed(self, step):
-        store = open_store(str(self._folder))
-        while max((one.step for one in committed(store)), default=0) < step // 2 * 2:
-            time.sleep(0.01)
+            see_landed(self._folder, step // 2 * 2)
+            die_together(self._folder, step, 2)
 
 
 def main(folder, ports):

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import optuna
 import torch
 from deepspeed_forks import exit_codes, fork_world
+from dying import die_together
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
 
@@ -28,8 +28,6 @@ from models import Net, Noisy
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ResilientError
-from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 TRIALS, SAVE_STEPS = 4, 2
 # (folder, the trial and the step in which all ranks are killed)
@@ -95,11 +93,7 @@ class Watch(TrainerCallback):
         # Before the evaluation and the save of this step.
         number = int(args.output_dir.rpartition("-")[2])
         if self._die_in == (number, state.global_step):
-            store = open_store(args.output_dir)
-            saved = (state.global_step - 1) // SAVE_STEPS * SAVE_STEPS
-            while max((one.step for one in committed(store)), default=0) < saved:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_together(args.output_dir, state.global_step, SAVE_STEPS)
 
     def on_train_end(self, args, state, control, /, *, model, **_):
         self._write(

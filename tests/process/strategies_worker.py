@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from hashlib import sha256
@@ -23,14 +22,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed_forks import exit_codes, fork_world
+from dying import die_together
 from strategy_kinds import KINDS, worlds_of
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.storage.open import open_store
 from resilient.strategies.detour import detour_of
-from resilient.vault.registry.catalog import committed
 
 STEPS = 6
 SAVE_STEPS = 2
@@ -151,12 +149,7 @@ class Watch(TrainerCallback):
 
     def on_step_begin(self, args, state, control, /, **_):
         if self._die_after and state.global_step == self._die_after:
-            store = open_store(str(self._folder))
-            # Each life leaves a checkpoint: the save before the last step, however slow.
-            step = (self._die_after - 1) // SAVE_STEPS * SAVE_STEPS
-            while max((one.step for one in committed(store)), default=0) < step:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_together(self._folder, self._die_after, SAVE_STEPS)
 
     def on_train_end(self, args, state, control, /, **context):
         model = context["model"]

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from importlib import import_module
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 from deepspeed_forks import exit_codes, fork_world
+from dying import die_together
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -29,8 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
 from token_models import WORDS, Sentences
 
 from resilient import Trainer, TrainerCallback, TrainingArguments
-from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed
 
 STEPS, SAVE_STEPS, DIE_AFTER = 6, 2, 5
 ROWS, EVAL_ROWS = 20, 11
@@ -121,11 +119,7 @@ class Watch(TrainerCallback):
 
     def on_step_begin(self, args, state, control, /, **_):
         if self._die_after and state.global_step == self._die_after:
-            step = (self._die_after - 1) // SAVE_STEPS * SAVE_STEPS
-            store = open_store(str(self._folder))
-            while max((one.step for one in committed(store)), default=0) < step:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_together(self._folder, self._die_after, SAVE_STEPS)
 
 
 def main(folder, ports):
