@@ -11,14 +11,14 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.asking import launches_of, newest_committed
 from resilient.agent.facts import RunEnded
-from resilient.agent.memory import grant
+from resilient.agent.keeper.memory import grant
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
-from resilient.agent.progress import Progress, ProgressLog
 from resilient.agent.stops import StopAsked, Stops
+from resilient.agent.verdict.asking import launches_of, newest_committed
+from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, PeerFailed, Preempted
 from resilient.events import Emitter, console, json_lines
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resilient.agent.agent import ResilientAgent
 
 _STATIC_PORT = 29500
-_BOOTSTRAP = Path(__file__).parent / "agent" / "bootstrap.py"
+_BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:
 
 def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
     if plan.is_alone:
-        from resilient.agent.alone import AloneRendezvous
+        from resilient.agent.nodes.alone import AloneRendezvous
 
         return AloneRendezvous(plan.run_id, plan.local_addr)
     # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.

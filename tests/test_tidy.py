@@ -36,8 +36,8 @@ README_LINES_MAX = 250
 # Imported by nothing because a person or the interpreter starts them, or because users import them.
 ENTRY_POINTS = {
     "resilient_cli.__main__",
-    "resilient.agent.bootstrap",
-    "resilient.agent.nursery",
+    "resilient.agent.workers.bootstrap",
+    "resilient.agent.workers.nursery",
     "resilient.vault.keeper.keeper",
 }
 USERS_IMPORT = ("resilient.testing.",)
@@ -47,7 +47,7 @@ CATCH_ALL = {
     "cli/resilient_cli/app.py",  # the edge: errors become text and exit codes
     "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
-    "resilient/agent/bootstrap.py",  # the worker's edge: what it died of is reported
+    "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
     "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }

@@ -25,7 +25,20 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup as TorchGroup
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from resilient.agent.decide import (
+from resilient.agent.facts import (
+    GroupRestarted,
+    RunEnded,
+    RunGivenUp,
+    WorkerGroupStarted,
+    tell_failure,
+)
+from resilient.agent.health.ranks import Health
+from resilient.agent.judging import Judge
+from resilient.agent.keeper.keeping import Keeping
+from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
+from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
+from resilient.agent.stops import StopAsked, Stops
+from resilient.agent.verdict.decide import (
     CODE_PREEMPTED,
     Action,
     Finish,
@@ -35,28 +48,15 @@ from resilient.agent.decide import (
     Outcome,
     Restart,
 )
-from resilient.agent.facts import (
-    GroupRestarted,
-    RunEnded,
-    RunGivenUp,
-    WorkerGroupStarted,
-    tell_failure,
-)
-from resilient.agent.health import Health
-from resilient.agent.judging import Judge
-from resilient.agent.keeping import Keeping
-from resilient.agent.life import Host, Life, LifeRegistry, worker_environ
-from resilient.agent.membership import ExitBarrier, MembershipWatch
-from resilient.agent.stops import StopAsked, Stops
-from resilient.agent.warm import Nursery
 from resilient.agent.watch import LifeWatch, Surroundings
-from resilient.agent.workers import WorkerCommand, WorkerGroup
+from resilient.agent.workers.group import WorkerCommand, WorkerGroup
+from resilient.agent.workers.warm import Nursery
 from resilient.errors import PeerFailed
 
 if TYPE_CHECKING:
-    from resilient.agent.failures import Failure
     from resilient.agent.options import Patience, Wishes
-    from resilient.agent.progress import ProgressLog
+    from resilient.agent.verdict.failures import Failure
+    from resilient.agent.verdict.progress import ProgressLog
     from resilient.clock import Clock
     from resilient.events import Emitter
 

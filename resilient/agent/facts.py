@@ -7,14 +7,14 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import name_of
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import name_of
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resilient.agent.failures import Failure
+    from resilient.agent.verdict.failures import Failure
 
 _TRACEBACK_LINES_MAX = 15
 
@@ -63,7 +63,7 @@ class WorkerFailed(Event):
         pid: its process.
         life: in which life of the group.
         status: exit code, or minus the signal's number.
-        cause: why, as one word of :class:`resilient.agent.causes.Cause`.
+        cause: why, as one word of :class:`resilient.agent.verdict.causes.Cause`.
         proof: what proves the cause; empty where it needs no proof or there is none.
         error: the exception, ``ValueError: boom``; empty when the worker left no word.
         hint: what an error of ours says to run next.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.decide import Kind, decide
 from resilient.agent.facts import ReactionChosen
-from resilient.agent.history import History
+from resilient.agent.verdict.decide import Kind, decide
+from resilient.agent.verdict.history import History
 
 if TYPE_CHECKING:
-    from resilient.agent.decide import Action, Outcome
-    from resilient.agent.history import Limits
-    from resilient.agent.progress import ProgressLog
+    from resilient.agent.verdict.decide import Action, Outcome
+    from resilient.agent.verdict.history import Limits
+    from resilient.agent.verdict.progress import ProgressLog
     from resilient.clock import Clock
     from resilient.events import Emitter
 

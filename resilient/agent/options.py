@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.heartbeat import HangRule
-from resilient.agent.history import Limits
+from resilient.agent.health.heartbeat import HangRule
+from resilient.agent.verdict.history import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,21 +7,21 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
-from resilient.agent.failures import Failure, find_failures
-from resilient.agent.hanging import end_hung
+from resilient.agent.health.hanging import end_hung
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
+from resilient.agent.verdict.failures import Failure, find_failures
 from resilient.world.stopping import StopRequest, tell_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.agent.health import Health
-    from resilient.agent.membership import ExitBarrier, MembershipWatch
+    from resilient.agent.health.ranks import Health
+    from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
     from resilient.agent.options import Patience
     from resilient.agent.stops import Stops
-    from resilient.agent.workers import WorkerGroup
+    from resilient.agent.workers.group import WorkerGroup
     from resilient.clock import Clock
     from resilient.events import Emitter
 

@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     Mutant(
         "an agent asks only who waits for the next round",
-        "resilient/agent/membership.py",
+        "resilient/agent/nodes/membership.py",
         "waiting > 0 or went_on_without(self._handler)",
         "waiting > 0",
         "tests/unit/agent/test_membership.py",

@@ -8,7 +8,7 @@ import sys
 import pytest
 from keepers import begun, names, resumed_weight, weight
 
-from resilient.agent.keeping import Keeping
+from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.options import KeeperWishes
 from resilient.checkpointer import About
 from resilient.clock import SystemClock

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from resilient.agent.asking import find_newest, newest_committed
-from resilient.agent.progress import Progress
+from resilient.agent.verdict.asking import find_newest, newest_committed
+from resilient.agent.verdict.progress import Progress
 from resilient.build import (
     RendezvousOptions,
     TrainOptions,

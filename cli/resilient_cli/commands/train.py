@@ -163,9 +163,9 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     same command resumes.
     """
     from resilient import build
-    from resilient.agent.heartbeat import parse_hang_rule
-    from resilient.agent.history import Limits
-    from resilient.agent.memory import parse_host_bytes
+    from resilient.agent.health.heartbeat import parse_hang_rule
+    from resilient.agent.keeper.memory import parse_host_bytes
+    from resilient.agent.verdict.history import Limits
 
     if not module and not Path(script).is_file():
         raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
@@ -225,7 +225,7 @@ def _parse_number(text: str, option: str) -> int | None:
 
 def _answer(plan: Plan, options: TrainOptions) -> Answer:
     """Return what would be run, where its workers would meet, and what would follow failures."""
-    from resilient.agent.table import reaction_table
+    from resilient.agent.verdict.table import reaction_table
 
     command = shlex.join((sys.executable, *plan.command))
     repository = redact(options.wishes.repo)

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from resilient.agent.memory import grant
+from resilient.agent.keeper.memory import grant
 from resilient.agent.options import KeeperWishes
 from resilient_cli.doctor.check import Check
 

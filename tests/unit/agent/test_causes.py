@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient.agent import gpus
-from resilient.agent.causes import NOTHING_SEEN, Cause, Evidence, find_cause
-from resilient.agent.gpus import GpuWatch
-from resilient.agent.oom import OomWatch
-from resilient.agent.stragglers import find_stragglers
+from resilient.agent.health import gpus
+from resilient.agent.health.gpus import GpuWatch
+from resilient.agent.health.oom import OomWatch
+from resilient.agent.health.stragglers import find_stragglers
+from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence, find_cause
 from resilient.world.pulse import Phase, Signs
 
 KILLED = -signal.SIGKILL

@@ -1,10 +1,10 @@
-"""The table of resilient.agent.decide, a test per row."""
+"""The table of resilient.agent.verdict.decide, a test per row."""
 
 import signal
 
 import pytest
 
-from resilient.agent.decide import (
+from resilient.agent.verdict.decide import (
     PERMANENT_CODES,
     Budget,
     Finish,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from resilient.agent.failures import WorkerError, find_failures, read_error
-from resilient.agent.workers import WorkerCommand, WorkerExit
+from resilient.agent.verdict.failures import WorkerError, find_failures, read_error
+from resilient.agent.workers.group import WorkerCommand, WorkerExit
 
 NOW = 100.0
 

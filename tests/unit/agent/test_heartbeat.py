@@ -1,4 +1,4 @@
-"""When a group hangs, and who is blamed: the rules of resilient.agent.heartbeat."""
+"""When a group hangs, and who is blamed: the rules of resilient.agent.health.heartbeat."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.agent.heartbeat import (
+from resilient.agent.health.heartbeat import (
     HangRule,
     Learned,
     Vital,

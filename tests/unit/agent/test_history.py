@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import (
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import (
     PERMANENT_CODES,
     Budget,
     Finish,
@@ -19,8 +19,8 @@ from resilient.agent.decide import (
     Restart,
     decide,
 )
-from resilient.agent.history import History, Limits
-from resilient.agent.table import reaction_table
+from resilient.agent.verdict.history import History, Limits
+from resilient.agent.verdict.table import reaction_table
 
 FAILED = Outcome(Kind.FAILED, 1, cause=Cause.EXIT)
 ECHO = Outcome(Kind.FAILED, 69, is_echo=True, cause=Cause.PEER)

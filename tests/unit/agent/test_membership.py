@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from resilient.agent.membership import MembershipWatch, went_on_without
+from resilient.agent.nodes.membership import MembershipWatch, went_on_without
 from resilient.clock import SystemClock
 
 

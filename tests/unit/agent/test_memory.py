@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.agent import memory
-from resilient.agent.keeping import Keeping
-from resilient.agent.memory import AUTO, NONE, grant, parse_host_bytes
+from resilient.agent.keeper import memory
+from resilient.agent.keeper.keeping import Keeping
+from resilient.agent.keeper.memory import AUTO, NONE, grant, parse_host_bytes
 from resilient.agent.options import KeeperWishes
 from resilient.errors import ConfigError
 

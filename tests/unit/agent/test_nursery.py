@@ -9,7 +9,7 @@ import pytest
 
 import resilient
 
-NURSERY = Path(resilient.__file__).parent / "agent" / "nursery.py"
+NURSERY = Path(resilient.__file__).parent / "agent" / "workers" / "nursery.py"
 LOAD = f"""
 import importlib.util, os, sys, threading, time
 spec = importlib.util.spec_from_file_location("nursery", {str(NURSERY)!r})

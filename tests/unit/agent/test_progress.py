@@ -1,6 +1,6 @@
 """What counts as progress between lives."""
 
-from resilient.agent.progress import Progress, ProgressLog
+from resilient.agent.verdict.progress import Progress, ProgressLog
 
 
 def log_of(*answers):

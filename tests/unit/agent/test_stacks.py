@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from resilient.agent.stacks import RankStacks, alike, collect_stacks, describe, main_stack, state_of
+from resilient.agent.health.stacks import (
+    RankStacks,
+    alike,
+    collect_stacks,
+    describe,
+    main_stack,
+    state_of,
+)
 from resilient.clock import SystemClock
 
 ANSWERS = """

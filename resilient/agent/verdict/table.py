@@ -1,4 +1,4 @@
-"""The table of reactions for people, each row made by :func:`resilient.agent.decide.decide`."""
+"""The table of reactions for people, each row made by ``decide``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import (
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import (
     CODE_PREEMPTED,
     Budget,
     Finish,
@@ -19,7 +19,7 @@ from resilient.agent.decide import (
 )
 
 if TYPE_CHECKING:
-    from resilient.agent.decide import Action
+    from resilient.agent.verdict.decide import Action
 
 _SPENT = Budget(restarts_left=0)
 _LOOP = Budget(no_progress_lives=3)

@@ -7,14 +7,14 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.causes import ECHO_CODES, NOTHING_SEEN, Cause, Evidence, find_cause
-from resilient.agent.decide import CODE_PREEMPTED
+from resilient.agent.verdict.causes import ECHO_CODES, NOTHING_SEEN, Cause, Evidence, find_cause
+from resilient.agent.verdict.decide import CODE_PREEMPTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from resilient.agent.workers import WorkerExit
+    from resilient.agent.workers.group import WorkerExit
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient.agent.causes import Evidence
-from resilient.agent.gpus import GpuWatch
-from resilient.agent.heartbeat import Hang, Learned, Vital, find_hang
-from resilient.agent.oom import OomWatch
-from resilient.agent.stacks import RankStacks, collect_stacks, state_of
-from resilient.agent.stragglers import find_stragglers
+from resilient.agent.health.gpus import GpuWatch
+from resilient.agent.health.heartbeat import Hang, Learned, Vital, find_hang
+from resilient.agent.health.oom import OomWatch
+from resilient.agent.health.stacks import RankStacks, collect_stacks, state_of
+from resilient.agent.health.stragglers import find_stragglers
+from resilient.agent.verdict.causes import Evidence
 from resilient.world.pulse import pulse_path, read_signs, stacks_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from resilient.agent.heartbeat import HangRule
+    from resilient.agent.health.heartbeat import HangRule
     from resilient.clock import Clock
     from resilient.events import Emitter
 

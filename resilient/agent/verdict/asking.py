@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.progress import Progress
+from resilient.agent.verdict.progress import Progress
 from resilient.errors import ResilientError
 from resilient.format.names import CHECKPOINTS, MANIFEST, CheckpointId, split_checkpoint_key
 from resilient.storage.open import open_store

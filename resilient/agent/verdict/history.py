@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import Budget, Kind, Outcome
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import Budget, Kind, Outcome
 
 _JITTER_MIN = 0.5
 

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from resilient.agent.causes import Cause
+from resilient.agent.verdict.causes import Cause
 from resilient.errors import CrashLoop, PeerFailed, Preempted
 
 CODE_PREEMPTED = Preempted.exit_code

@@ -21,7 +21,7 @@ from resilient.events import Event, Level
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.agent.workers import WorkerCommand
+    from resilient.agent.workers.group import WorkerCommand
     from resilient.events import Emitter
 
 _NURSERY = Path(__file__).with_name("nursery.py")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from resilient.agent.causes import Cause
-from resilient.agent.decide import Kind, Outcome
-from resilient.agent.failures import Failure, WorkerError
-from resilient.agent.stacks import RankStacks, alike, main_stack
+from resilient.agent.health.stacks import RankStacks, alike, main_stack
+from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.decide import Kind, Outcome
+from resilient.agent.verdict.failures import Failure, WorkerError
 from resilient.errors import DeadlineExceeded
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
-    from resilient.agent.health import Health
-    from resilient.agent.heartbeat import Hang, Overdue
-    from resilient.agent.workers import WorkerGroup
+    from resilient.agent.health.heartbeat import Hang, Overdue
+    from resilient.agent.health.ranks import Health
+    from resilient.agent.workers.group import WorkerGroup
     from resilient.events import Emitter
 
 _KILL_SECONDS = 5.0

@@ -1,0 +1,1 @@
+"""What the ranks of this host are seen to do, and what follows from its absence."""

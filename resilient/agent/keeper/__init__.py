@@ -1,0 +1,1 @@
+"""The keeper of this host, as the agent sees it."""

@@ -1,0 +1,1 @@
+"""What ended a life, whose fault it was and what follows: values and a table."""
