@@ -10,6 +10,7 @@ GIVES_UP = "tests/crash/test_enumeration.py -k gives_up"
 MODEL = "tests/unit/testing/test_diskstates.py"
 
 SETTLING = "tests/crash/test_settling.py"
+LINES_CUT = "tests/gang/test_lines_cut.py"
 
 MUTANTS = [
     Mutant(
@@ -36,9 +37,16 @@ MUTANTS = [
     Mutant(
         "the files of a commit in doubt are deleted",
         "resilient/vault/saving/persist.py",
-        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
+        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)\n",
         "    in_doubt = False\n",
         GIVES_UP,
+    ),
+    Mutant(
+        "who lost the line deletes what may be committed",
+        "resilient/vault/saving/persist.py",
+        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)\n",
+        "    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)\n",
+        LINES_CUT,
     ),
     Mutant(
         "a commit without an answer is believed",

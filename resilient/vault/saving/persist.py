@@ -13,6 +13,7 @@ from resilient.errors import (
     DeadlineExceeded,
     Fenced,
     IntegrityError,
+    PeerFailed,
     ResilientError,
     SaveFailed,
     StoreUnavailable,
@@ -241,6 +242,7 @@ def _abort(desk: Desk, job: Job, error: ResilientError) -> None:
     """Say what failed, and free the space where that cannot hurt a commit in doubt."""
     checkpoint = job.about.checkpoint
     desk.tell(events.SaveAborted(checkpoint.folder, error.message, error.hint))
-    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded)
+    # A ruling that did not get here says nothing: who rules may put the manifest all the same.
+    in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
     if desk.leads and not in_doubt and not job.has_rival:
         attempt(lambda: discard(desk.store, checkpoint))
