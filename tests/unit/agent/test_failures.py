@@ -42,7 +42,7 @@ def test_an_abort_is_not_dated_back_because_libraries_abort_on_a_loss(worker):
     assert ranks(exits) == [1, 0]
 
 
-@pytest.mark.parametrize("code", ["RES-PEER", "RES-DEADLINE"])
+@pytest.mark.parametrize("code", ["RES-PEER", "RES-DEADLINE", "RES-SAVE-PEER"])
 def test_an_echo_comes_last_whenever_it_was_written(worker, code):
     exits = [worker(0, 69, code=code, monotonic_seconds=1.0), worker(1, 1, monotonic_seconds=2.0)]
     failures = find_failures(exits, NOW)
