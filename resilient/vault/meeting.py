@@ -111,8 +111,9 @@ def _open_to_each_other(desk: Desk, tiers: TieredStore) -> tuple[PeerStore, ...]
 
 def _connect(tiers: TieredStore, rank: int, address: Any) -> PeerStore:
     url = f"the near tier of rank {rank}'s host"
+    peer = PeerStore(Address.from_json(address), url)
     try:
-        peer = PeerStore(Address.from_json(address), url)
+        peer.reach()
     except StoreUnavailable as error:
         raise ConfigError(
             f"{error.message}; hosts that each have a near tier of their own read what they lack "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import StoreUnavailable, UsageError
+from resilient.errors import UsageError
 from resilient.format.signature import Signing, SigningKey
 from resilient.storage.open import local_path, open_store
 from resilient.storage.urls import protocol_of
@@ -20,6 +20,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from resilient.clock import Clock
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
@@ -175,7 +176,7 @@ class Onwards:
         groups = tuple(tuple(int(rank) for rank in group) for group in asked["groups"])
         tiered = replace(tiered, places=Places(groups))
         assert isinstance(tiered.store, TieredStore)  # noqa: S101 - it was just made
-        tiered.store.peers = tuple(_reached(tiered.store, asked["peers"]))
+        tiered.store.peers = tuple(_peers(tiered.store, asked["peers"], desk.clock))
         if tiered.promoter and tiered.leads:
             tiered.promoter.begin(tiered, mine, parent)
         self._desk = tiered
@@ -203,12 +204,9 @@ class Onwards:
             self._desk.close()
 
 
-def _reached(tiers: TieredStore, peers: list[Any]) -> Iterator[PeerStore]:
-    """Yield the near tiers of other hosts; of one that is gone already nothing can be read."""
+def _peers(tiers: TieredStore, peers: list[Any], clock: Clock) -> Iterator[PeerStore]:
+    """Yield the near tiers of other hosts; one that does not answer now may do so later."""
     for url, address in peers:
-        try:
-            peer = PeerStore(Address.from_json(address), str(url))
-        except StoreUnavailable:
-            continue
+        peer = PeerStore(Address.from_json(address), str(url), clock)
         tiers.on_close(peer.close)
         yield peer

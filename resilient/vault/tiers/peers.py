@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, ResilientError, StoreDenied, StoreUnavailable
 from resilient.format.names import parse_generation, split_checkpoint_key
 from resilient.storage.buffers import Room
@@ -20,12 +21,15 @@ from resilient.world.serving import Server, greeted, listen_for
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from resilient.clock import Clock
     from resilient.storage.filling import Arrived
     from resilient.storage.store import Data, Store
     from resilient.world.serving import Address
 
 PIECE_BYTES_MAX = 8 << 20
 """Longest piece that one request brings."""
+
+_REST_SECONDS = (1.0, 30.0)
 
 
 class PeerServer(Server):
@@ -86,22 +90,36 @@ def _may_be_read(key: str) -> bool:
 class PeerStore:
     """A Store over what a :class:`PeerServer` serves; it can only be read.
 
+    A host that could not be reached is left alone for a second, then for twice as long each time,
+    up to half a minute: whoever asks meanwhile is told at once that it does not answer.
+
     Args:
         address: where.
         url: what to call it.
-
-    Raises:
-        StoreUnavailable: nobody serves there.
+        clock: time.
     """
 
-    def __init__(self, address: Address, url: str) -> None:
+    def __init__(self, address: Address, url: str, clock: Clock | None = None) -> None:
         self.url = url
         self.exclusive = False
         self.ranges = Parts(PIECE_BYTES_MAX, in_flight=4)
         self.address = address
         self._lock = threading.Lock()
         self._is_closed = False
-        self._free = [self._connect()]
+        self._free: list[Lines] = []
+        self._clock = clock or SystemClock()
+        self._rest_seconds = 0.0
+        self._alone_until_seconds = 0.0
+
+    def reach(self) -> None:
+        """Connect now, so that it is known early that nobody can.
+
+        Raises:
+            StoreUnavailable: nobody serves there.
+        """
+        lines = self._connect()
+        with self._lock:
+            self._free.append(lines)
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -172,7 +190,7 @@ class PeerStore:
             answer = self._said(lines, room, asked)
         except (OSError, BadLine, KeyError, TypeError, ValueError) as error:
             lines.close()
-            raise self._silent(error) from error
+            raise self._silent(repr(error)) from error
         with self._lock:
             is_kept = not self._is_closed
             if is_kept:
@@ -200,12 +218,19 @@ class PeerStore:
         return answer
 
     def _connect(self) -> Lines:
+        left_seconds = self._alone_until_seconds - self._clock.monotonic_seconds()
+        if left_seconds > 0:
+            raise self._silent(f"it did not before, and is asked again in {left_seconds:.1f} s")
         try:
-            return Lines(greeted(self.address))
+            lines = Lines(greeted(self.address))
         except OSError as error:
-            raise self._silent(error) from error
+            shortest, longest = _REST_SECONDS
+            self._rest_seconds = min(max(2 * self._rest_seconds, shortest), longest)
+            self._alone_until_seconds = self._clock.monotonic_seconds() + self._rest_seconds
+            raise self._silent(repr(error)) from error
+        self._rest_seconds = 0.0
+        return lines
 
-    def _silent(self, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self.url} does not answer at {self.address.host}:{self.address.port}: {error!r}"
-        )
+    def _silent(self, why: str) -> StoreUnavailable:
+        where = f"{self.address.host}:{self.address.port}"
+        return StoreUnavailable(f"{self.url} does not answer at {where}: {why}")

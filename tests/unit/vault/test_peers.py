@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
+from resilient.events import Emitter
 from resilient.storage.buffers import Room
 from resilient.storage.store import Entry
 from resilient.testing.memory import MemoryStore
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.keeper.guest import Guest, Onwards
+from resilient.vault.saving.promoter import Tiering
+from resilient.vault.tiers import peers
 from resilient.vault.tiers.peers import PIECE_BYTES_MAX, PeerServer, PeerStore
+from resilient.world.comms import Comms
 from resilient.world.lines import Lines
+from resilient.world.memory import MemoryBoard
 from resilient.world.serving import Address, address_toward, greeted, listen_for
+from resilient.world.world import World
 
 KEY = "checkpoint-1-g1/model.r00000.safetensors"
 LIFE = "generations/g000001.json"
@@ -106,7 +117,65 @@ def test_a_host_that_is_gone_is_no_missing_key(server, peer):
     with pytest.raises(StoreUnavailable, match="host b does not answer at 127"):
         peer.stat(KEY)
     with pytest.raises(StoreUnavailable):
-        PeerStore(server.address, "host b")
+        PeerStore(server.address, "host b").reach()
+
+
+class OwnClock(SystemClock):
+    """Time passes when the test says so."""
+
+    at_seconds = 100.0
+
+    def monotonic_seconds(self) -> float:
+        return self.at_seconds
+
+
+@pytest.fixture
+def line(monkeypatch):
+    """The line to other hosts, and when somebody tried it."""
+    clock = OwnClock()
+    line = SimpleNamespace(clock=clock, is_cut=False, tried=[])
+
+    def connect(address):
+        line.tried.append(clock.at_seconds - OwnClock.at_seconds)
+        if line.is_cut:
+            raise ConnectionRefusedError("nobody there")
+        return greeted(address)
+
+    monkeypatch.setattr(peers, "greeted", connect)
+    return line
+
+
+def test_a_host_that_is_gone_is_asked_ever_more_seldom_and_found_when_it_is_back(server, line):
+    peer = PeerStore(server.address, "host b", line.clock)
+    line.is_cut = True
+    for _ in range(200):
+        with pytest.raises(StoreUnavailable, match="host b does not answer"):
+            peer.stat(KEY)
+        line.clock.at_seconds += 0.5
+    assert line.tried == [0, 1, 3, 7, 15, 31, 61, 91]
+    line.is_cut = False
+    line.clock.at_seconds += 30
+    assert peer.stat(KEY).size_bytes == 2048
+    peer.close()
+    assert peer.stat(KEY).size_bytes == 2048, "who answered is asked again at once"
+
+
+def test_the_keeper_uses_a_host_that_did_not_answer_when_it_was_named(server, disk, line):
+    comms = Comms(MemoryBoard(), World(0, 2), "0")
+    durable = MemoryStore("test://durable")
+    desk = Desk(durable, comms, Limits(), line.clock, Emitter(line.clock, ()))
+    guest = Guest("", durable, None, Tiering(), World(0, 2), "0", desk.limits, "", desk.signing)
+    onwards = Onwards(guest, MemoryStore("test://near"))
+    named = {"groups": [[0], [1]], "peers": [["host b", server.address.to_json()]]}
+    line.is_cut = True
+    store = onwards.desk(desk, named, 1, None).store
+    durable.objects[LIFE] = disk.objects[LIFE]
+    with pytest.raises(StoreUnavailable, match="host b does not answer"):
+        store.get(KEY)
+    line.is_cut = False
+    line.clock.at_seconds += 1
+    assert store.get(KEY) == disk.objects[KEY]
+    onwards.close()
 
 
 def test_a_disk_that_fails_there_is_a_store_that_fails(server, peer, disk, monkeypatch):
