@@ -19,6 +19,7 @@
     |  `- SignatureRefused               77   RES-CKPT-SIGNATURE
     |- NoIntactCheckpoint                3   RES-CKPT-NONE-INTACT
     |- IncompatibleCheckpoint           65   RES-CKPT-INCOMPATIBLE
+    |- UnknownLayout                    65   RES-CKPT-LAYOUT
     |- UnsavableState                   78   RES-STATE-UNSAVABLE
     |- SaveFailed                       73   RES-SAVE-FAILED
     |  `- SaveAbandoned                 69   RES-SAVE-PEER
@@ -168,6 +169,13 @@ class IncompatibleCheckpoint(ResilientError):
 
     exit_code = 65
     code = "RES-CKPT-INCOMPATIBLE"
+
+
+class UnknownLayout(ResilientError):
+    """What is there is no checkpoint of any tool that is known."""
+
+    exit_code = 65
+    code = "RES-CKPT-LAYOUT"
 
 
 class UnsavableState(ResilientError):

@@ -56,7 +56,10 @@ CATCH_ALL = {
 LONG_CLASSES = {"resilient/testing/store_contract.py StoreContract"}
 
 SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py", "resilient/loop.py")
-TORCH_FREE = ("resilient.vault", "resilient.storage", "resilient.format", "resilient_cli")
+TORCH_FREE = (
+    *("resilient.vault", "resilient.storage", "resilient.format", "resilient.layouts"),
+    "resilient_cli",
+)
 
 
 def short(path):

@@ -21,6 +21,7 @@ from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
 from resilient_cli.commands.signing import sign
+from resilient_cli.foreign import is_foreign, look
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -34,6 +35,7 @@ from resilient_cli.places import (
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
+from resilient_cli.views.foreign import looked_at
 from resilient_cli.views.inspection import inspection
 from resilient_cli.views.listing import Listing, listing
 from resilient_cli.views.verification import verification
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 DAMAGE_FOUND = 1
+NOT_RESUMABLE = 1
 
 app = typer.Typer(
     help="List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
@@ -86,16 +89,26 @@ def inspect(
     repo: Repo = None,
     *,
     tensors: Annotated[bool, typer.Option("--tensors", help="Show each tensor.")] = False,
-) -> None:
+) -> int:
     """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
+
+    A lone path or URL may also be a checkpoint of another tool: Transformers' Trainer, a
+    distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. It is read
+    without torch and without unpickling, headers alone, and the answer ends with whether training
+    can go on from it. Exit code 0: it can, maybe with a loss that is named. 1: it cannot.
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
     """
     ref, place = ref_and_place(ref, place, repo)
+    url = place or repo
+    if ref is None and url and is_foreign(url) and (looked := look(url)):
+        show(looked_at(looked, with_tensors=tensors), output_of(ctx))
+        return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
     manifest = read_manifest(store, resolve(store, ref or "latest"))
     answer = inspection(manifest, SystemClock().now_iso(), with_tensors=tensors)
     show(answer, output_of(ctx))
+    return 0
 
 
 @app.command()

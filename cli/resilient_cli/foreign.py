@@ -1,0 +1,111 @@
+"""Looking at checkpoints that other tools wrote."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.errors import KeyNotFound, StoreError, UnknownLayout
+from resilient.layouts.judging import judge
+from resilient.layouts.recognizing import checkpoints_in, read_layout
+from resilient.layouts.weights import SAFE, TORCH
+from resilient.storage.folder import Listing, open_folder
+from resilient.storage.open import open_store
+from resilient.storage.urls import protocol_of
+from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.generations import list_numbers
+from resilient.world.launch import read_storage_options
+
+if TYPE_CHECKING:
+    from resilient.layouts.values import Contents, Verdict
+
+_SIBLINGS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found at a place.
+
+    Attributes:
+        url: where, without secrets.
+        contents: what it holds.
+        verdict: whether training can go on from it.
+        listing: its files.
+    """
+
+    url: str
+    contents: Contents
+    verdict: Verdict
+    listing: Listing
+
+
+def is_foreign(url: str) -> bool:
+    """Say whether something is at a place, and it is no repository of ours.
+
+    Raises:
+        StoreError: the place could not be asked.
+    """
+    if url.endswith((SAFE, *TORCH)):
+        return True
+    if protocol_of(url) == "file" and not os.path.isdir(url.removeprefix("file://")):  # noqa: PTH112
+        return os.path.isfile(url)  # noqa: PTH113 - a URL is no Path
+    store = open_store(url, storage_options=read_storage_options(os.environ))
+    return not committed(store) and not list_numbers(store)
+
+
+def look(url: str) -> Looked | None:
+    """Return what is at a place, None when there is nothing.
+
+    Raises:
+        UnknownLayout: it is no checkpoint.
+        StoreError: it could not be read.
+    """
+    folder = open_folder(url, read_storage_options(os.environ))
+    try:
+        listing = folder.list()
+    except KeyNotFound:
+        return None
+    if not listing.sizes and not listing.outside:
+        return None
+    contents = read_layout(folder, listing)
+    if contents is None:
+        raise _unknown(folder.url, listing)
+    verdict = judge(contents, folder.url)
+    if verdict.answer == "no" and not verdict.command:
+        verdict = judge(contents, folder.url, _sibling(url))
+    return Looked(folder.url, contents, verdict, listing)
+
+
+def _unknown(url: str, listing: Listing) -> UnknownLayout:
+    inside = checkpoints_in(listing)
+    hint = f"resilient ckpt inspect {url.rstrip('/')}/{inside[0]}" if inside else ""
+    what = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
+    return UnknownLayout(
+        f"`{url}` is no checkpoint of a tool that is known{what}",
+        hint=hint or "name the folder or the file of one checkpoint; docs/layouts.md has a list",
+    )
+
+
+def _sibling(url: str) -> str:
+    """Return the newest other checkpoint beside one that training can go on from."""
+    parent, _, own = url.rstrip("/").rpartition("/")
+    if protocol_of(url) != "file" or not parent or not any(one.isdigit() for one in own):
+        return ""
+    stem = own.rstrip("0123456789")
+    numbers = {
+        int(name[len(stem) :]): name
+        for name in os.listdir(parent)  # noqa: PTH208 - a URL is no Path
+        if name != own and name.startswith(stem) and name[len(stem) :].isascii()
+        if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
+    }
+    for _, name in sorted(numbers.items(), reverse=True)[:_SIBLINGS_MAX]:
+        path = f"{parent}/{name}"
+        try:
+            folder = open_folder(path)
+            contents = read_layout(folder, folder.list())
+        except StoreError:
+            continue
+        if contents and judge(contents, path).answer != "no":
+            return path
+    return ""

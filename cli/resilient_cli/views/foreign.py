@@ -1,0 +1,194 @@
+"""The answer of ``ckpt inspect`` about a checkpoint that another tool wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
+from resilient_cli.render import Answer, Facts, Table, human_size
+from resilient_cli.views.words import NONE, count, inline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resilient.layouts.values import Optimizer, Tensor, Verdict
+    from resilient_cli.foreign import Looked
+
+_ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
+
+
+def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
+    """Return the answer of ``ckpt inspect`` about a foreign checkpoint."""
+    contents = looked.contents
+    parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
+    parts = [one for one in parts if one["tensors"]]
+    document = {**_document(looked), "parts": parts}
+    blocks: tuple[Table | Facts | str, ...] = (
+        _about(looked),
+        Table(
+            ("PART", "TENSORS", "ELEMENTS", "SIZE", "DTYPES"),
+            tuple(
+                (
+                    one["name"],
+                    str(one["tensors"]),
+                    str(one["elements"]),
+                    human_size(one["size_bytes"]),
+                    ", ".join(one["dtypes"]),
+                )
+                for one in parts
+            ),
+        ),
+        Table(
+            ("PLACE", "PROBLEM", "COSTS"),
+            tuple(
+                (one.place, one.what, "everything" if one.is_fatal else one.loses or NONE)
+                for one in contents.problems
+            ),
+        ),
+    )
+    if with_tensors:
+        document["tensors"] = [_tensor(one) for one in contents.tensors]
+        blocks = (*blocks, _tensors(contents.tensors))
+    blocks = (
+        *blocks,
+        Facts((("resumable", _resumable(looked.verdict)), *_command(looked.verdict))),
+    )
+    return Answer("ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,))
+
+
+def _document(looked: Looked) -> dict[str, Any]:
+    contents = looked.contents
+    return {
+        "url": looked.url,
+        "layout": contents.layout,
+        "title": contents.title,
+        "step": contents.step,
+        "epoch": contents.epoch,
+        "world_size": contents.world,
+        "files": len(looked.listing.sizes),
+        "size_bytes": sum(looked.listing.sizes.values()),
+        "outside": list(looked.listing.outside),
+        "optimizer": None if contents.optimizer is None else _optimizer(contents.optimizer),
+        "schedule": None
+        if contents.schedule is None
+        else {"step": contents.schedule.step, "rates": list(contents.schedule.rates)},
+        "rng": None
+        if contents.rng is None
+        else {"ranks": list(contents.rng.ranks), "kinds": list(contents.rng.kinds)},
+        "data": dict(contents.data),
+        "versions": dict(contents.versions),
+        "facts": dict(contents.facts),
+        "problems": [
+            {"place": one.place, "what": one.what, "loses": one.loses, "is_fatal": one.is_fatal}
+            for one in contents.problems
+        ],
+        "resumable": {
+            "answer": looked.verdict.answer,
+            "why": list(looked.verdict.why),
+            "command": looked.verdict.command,
+        },
+    }
+
+
+def _about(looked: Looked) -> Facts:
+    contents = looked.contents
+    size = human_size(sum(looked.listing.sizes.values()))
+    schedule, rng = contents.schedule, contents.rng
+    rows = (
+        ("checkpoint", looked.url),
+        ("layout", f"{contents.title} ({contents.layout})"),
+        ("step", _or_none(contents.step)),
+        ("epoch", _or_none(contents.epoch)),
+        ("ranks", _or_none(contents.world)),
+        ("size", f"{size} in {count(len(looked.listing.sizes), 'file')}"),
+        ("optimizer", NONE if contents.optimizer is None else _said(contents.optimizer)),
+        ("schedule", NONE if schedule is None else _scheduled(schedule.step, schedule.rates)),
+        (
+            "random",
+            NONE if rng is None else f"{', '.join(rng.kinds)} of {count(len(rng.ranks), 'rank')}",
+        ),
+        ("data", inline(contents.data)),
+        ("versions", inline(contents.versions)),
+        ("facts", inline(contents.facts)),
+    )
+    left_out = looked.listing.outside
+    return Facts(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
+
+
+def _resumable(verdict: Verdict) -> str:
+    return _ANSWERS[verdict.answer] + "; ".join(verdict.why)
+
+
+def _command(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    return (("next", verdict.command),) if verdict.command else ()
+
+
+def _or_none(value: float | None) -> str:
+    return NONE if value is None else f"{value:.10g}"
+
+
+def _scheduled(step: int | None, rates: tuple[float, ...]) -> str:
+    said = ", ".join(f"{one:.6g}" for one in dict.fromkeys(rates))
+    return f"step {_or_none(step)}" + (f", rate {said}" if said else "")
+
+
+def _said(optimizer: Optimizer) -> str:
+    parts = [
+        *(() if optimizer.step is None else (f"step {optimizer.step}",)),
+        *((count(optimizer.states, "state"),) if optimizer.states else ()),
+        count(optimizer.groups, "group"),
+        *((", ".join(optimizer.slots),) if optimizer.slots else ()),
+    ]
+    return "; ".join(parts)
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    return {
+        "step": optimizer.step,
+        "states": optimizer.states,
+        "params": optimizer.params,
+        "groups": optimizer.groups,
+        "rates": list(optimizer.rates),
+        "slots": list(optimizer.slots),
+    }
+
+
+def _part(name: str, tensors: Iterable[Tensor]) -> dict[str, Any]:
+    mine = [one for one in tensors if one.part == name]
+    return {
+        "type": "part",
+        "name": name,
+        "tensors": len(mine),
+        "elements": sum(one.elements for one in mine),
+        "size_bytes": sum(one.size_bytes for one in mine),
+        "dtypes": sorted({one.dtype for one in mine}),
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "type": "tensor",
+        "name": tensor.name,
+        "part": tensor.part,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "size_bytes": tensor.size_bytes,
+        "files": list(tensor.files),
+    }
+
+
+def _tensors(tensors: Iterable[Tensor]) -> Table:
+    return Table(
+        ("TENSOR", "PART", "DTYPE", "SHAPE", "SIZE", "FILES"),
+        tuple(
+            (
+                one.name,
+                one.part,
+                one.dtype,
+                "x".join(map(str, one.shape)) or "scalar",
+                human_size(one.size_bytes),
+                ", ".join(one.files),
+            )
+            for one in tensors
+        ),
+    )

@@ -1,0 +1,197 @@
+"""Files that torch has saved: a zip of one pickle and the bytes of tensors, read by ranges.
+
+Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored as
+they are; one that is compressed was not written by torch, and is refused, for a few bytes of it
+could become more than any memory. Files of torch before 1.6 are bare pickles in a row.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import KeyNotFound
+from resilient.layouts.pickles import BYTES_MAX, Name, TensorRef, leaves, read_pickle
+from resilient.layouts.rebuilding import rebuild
+from resilient.layouts.values import ITEM_BITS, OTHER, Tensor, Unreadable
+from resilient.layouts.windows import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.storage.folder import Folder, Listing
+
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
+_LEGACY_PROTO_BYTES = 2
+_LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_NUMBERS = {
+    "F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B",
+}  # fmt: skip
+_BROKEN = (
+    zipfile.BadZipFile,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+    struct.error,
+    EOFError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What is in one file of torch's.
+
+    Attributes:
+        value: its object; tensors are references.
+        names: what the pickle would import.
+        members: place and size of every member by its name after the root folder.
+    """
+
+    folder: Folder
+    name: str
+    value: Any
+    names: frozenset[Name]
+    members: Mapping[str, tuple[int, int]]
+    byteorder: str = "little"
+    base: int = 0
+
+    def tensors(self, part: str = OTHER) -> tuple[Tensor, ...]:
+        """Return every tensor under its path with dots.
+
+        Raises:
+            Unreadable: there are more values than bounds allow.
+        """
+        return tensors_in(self.value, part, self.name)
+
+    def number(self, value: Any) -> float | int | None:
+        """Return a number, or that of a tensor with one element; None of anything else.
+
+        Raises:
+            StoreError: it could not be read.
+        """
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        return self._element(value) if isinstance(value, TensorRef) else None
+
+    def _element(self, tensor: TensorRef) -> float | int | None:
+        """Return the one element of a tensor, None when it has more or its bytes are not here."""
+        place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
+        if place is None or tensor.dtype not in _NUMBERS or any(one != 1 for one in tensor.shape):
+            return None
+        item_bytes = ITEM_BITS[tensor.dtype] // 8
+        if (tensor.offset + 1) * item_bytes > place[1]:
+            return None
+        start = data_start(self.folder, self.name, self.base + place[0])
+        data = self.folder.read(self.name, start + tensor.offset * item_bytes, item_bytes)
+        if len(data) != item_bytes:
+            return None
+        order = ">" if self.byteorder == "big" else "<"
+        found: float | int = struct.unpack(order + _NUMBERS[tensor.dtype], data)[0]
+        return found
+
+
+def tensors_in(value: Any, part: str, file: str) -> tuple[Tensor, ...]:
+    """Return every tensor that a value refers to, by its path with dots between.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+    """
+    return tuple(
+        Tensor(".".join(map(_word, path)), part, one.dtype, one.shape, (file,))
+        for path, one in leaves(value)
+        if isinstance(one, TensorRef)
+    )
+
+
+def _word(key: Any) -> str:
+    return key if isinstance(key, str) else str(key)[:80] if isinstance(key, int) else "?"
+
+
+def open_archive(
+    folder: Folder, listing: Listing, name: str, start: int = 0, size_bytes: int | None = None
+) -> Archive:
+    """Return what is in a file of torch's, or in a part of a file that is one.
+
+    Reads the zip's directory and the pickle, whose checksum is proved; no byte of tensors.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        name: the file.
+        start: where the part begins.
+        size_bytes: how long it is; the whole file if not given.
+
+    Raises:
+        Unreadable: it is no such file, or damaged, or hostile.
+        StoreError: it could not be read.
+    """
+    if name not in listing.sizes:
+        raise Unreadable("it is missing")
+    whole = listing.sizes[name]
+    size_bytes = whole - start if size_bytes is None else size_bytes
+    if start < 0 or size_bytes <= 0 or start + size_bytes > whole:
+        raise Unreadable("it is empty" if whole == 0 else "it ends too early")
+    try:
+        with zipfile.ZipFile(Window(folder, name, start, size_bytes)) as opened:
+            found = opened.infolist()
+    except (*_BROKEN, KeyNotFound) as error:
+        return _legacy(folder, name, start, size_bytes, error)
+    return _archive(folder, name, start, found)
+
+
+def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]) -> Archive:
+    pickles = [one for one in found if one.filename.rpartition("/")[2] == "data.pkl"]
+    if len(pickles) != 1:
+        raise Unreadable(f"a zip with {len(pickles)} pickles is no file of torch's")
+    root = pickles[0].filename.removesuffix("data.pkl")
+    members = {
+        one.filename.removeprefix(root): (one.header_offset, one.file_size)
+        for one in found
+        if one.compress_type == zipfile.ZIP_STORED
+    }
+    pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
+    order = next((one for one in found if one.filename == f"{root}byteorder"), None)
+    byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
+    return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start)
+
+
+def _member(folder: Folder, name: str, start: int, info: zipfile.ZipInfo) -> bytes:
+    """Return a small member, proved by its checksum if it has one."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise Unreadable(f"`{info.filename}` in it is compressed, which torch never does")
+    if info.file_size > BYTES_MAX:
+        raise Unreadable(f"`{info.filename}` in it has {info.file_size} bytes")
+    at = data_start(folder, name, start + info.header_offset)
+    data = folder.read(name, at, info.file_size)
+    # Checksums can be switched off in torch; the field is zero then.
+    if len(data) != info.file_size or (info.CRC and zlib.crc32(data) != info.CRC):
+        raise Unreadable(f"the checksum of `{info.filename}` in it is wrong")
+    return data
+
+
+def data_start(folder: Folder, name: str, header_at: int) -> int:
+    """Return where the bytes of a zip's member begin, of which its own header has the last word."""
+    head = folder.read(name, header_at, _LOCAL_HEADER.size)
+    if len(head) != _LOCAL_HEADER.size or not head.startswith(_LOCAL_MAGIC):
+        raise Unreadable("a member of the zip is not where its directory says")
+    *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(head)
+    return header_at + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+
+
+def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Exception) -> Archive:
+    """Return what is in a file of torch before 1.6: magic, version and system, then the object."""
+    head = folder.read(name, start, min(size_bytes, BYTES_MAX))
+    at = head.find(_LEGACY_MAGIC, 0, 64)
+    if at < _LEGACY_PROTO_BYTES:
+        raise Unreadable(f"not a file of torch's: {str(error)[:120]}") from error
+    stream = io.BytesIO(head)
+    stream.seek(at - _LEGACY_PROTO_BYTES)
+    for _ in ("magic", "version", "system"):
+        read_pickle(stream)
+    pickled = read_pickle(stream, rebuild)
+    return Archive(folder, name, pickled.value, pickled.names, {}, base=start)

@@ -1,0 +1,195 @@
+"""Folders of DeepSpeed's engine: the model's states, and the optimizer's cut over the ranks.
+
+Source of the names: ``deepspeed.runtime.engine`` and ``deepspeed.checkpoint.constants`` (0.19).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.archives import Archive, open_archive, tensors_in
+from resilient.layouts.documents import decimal, read_text, whole
+from resilient.layouts.pickles import leaves
+from resilient.layouts.progress import required, schedule_of
+from resilient.layouts.rebuilding import shape_of
+from resilient.layouts.values import (
+    MODEL,
+    OPTIMIZER,
+    Contents,
+    Optimizer,
+    Problem,
+    Tensor,
+    Unreadable,
+)
+
+if TYPE_CHECKING:
+    from resilient.storage.folder import Folder, Listing
+
+MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,7})_)?mp_rank_(\d{1,7})_model_states\.pt")
+OPTIMIZER_STATES = re.compile(
+    r"(?:bf16_)?zero_pp_rank_(\d{1,7})_mp_rank_(\d{1,7})_optim_states\.pt"
+)
+LATEST = "latest"
+_TITLE = "an engine of DeepSpeed"
+_RESUME = "engine.load_checkpoint('{path}')"
+_MOMENTS = "the optimizer's state"
+
+
+def is_engine(listing: Listing, prefix: str = "") -> bool:
+    """Say whether a folder has the files of an engine directly in it."""
+    return any(MODEL_STATES.fullmatch(one[len(prefix) :]) for one in _below(listing, prefix))
+
+
+def tag_of(folder: Folder, listing: Listing) -> str:
+    """Return the folder that ``latest`` names, or the only one there is; empty without."""
+    tag = read_text(folder, listing, LATEST)
+    if tag and is_engine(listing, f"{tag}/"):
+        return f"{tag}/"
+    tags = {one.rpartition("/")[0] for one in listing.sizes if MODEL_STATES.search(one)}
+    tags = {one for one in tags if "/" not in one and is_engine(listing, f"{one}/")}
+    return f"{max(tags, key=_number)}/" if tags else ""
+
+
+def read_engine(folder: Folder, listing: Listing, prefix: str = "") -> Contents:
+    """Return what one tag of an engine holds.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        prefix: the tag's folder in it, with a ``/`` at its end.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    names = _below(listing, prefix)
+    models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
+    parts = sorted(one for one in names if OPTIMIZER_STATES.fullmatch(one[len(prefix) :]))
+    if not models:
+        what = "the engine's model states are missing"
+        return Contents("deepspeed", _TITLE, problems=(Problem(prefix, what, is_fatal=True),))
+    try:
+        archive = open_archive(folder, listing, models[0])
+        found = _model(archive)
+    except Unreadable as error:
+        return Contents(
+            "deepspeed", _TITLE, problems=(Problem(models[0], str(error), is_fatal=True),)
+        )
+    return _with_optimizer(folder, listing, found, parts, prefix)
+
+
+def _model(archive: Archive) -> Contents:
+    fields = archive.value if isinstance(archive.value, dict) else {}
+    tensors = tensors_in(fields.get("module"), MODEL, archive.name)
+    if not any(one.elements for one in tensors):
+        # With ZeRO 3 the weights are in the optimizer's files, and their shapes here.
+        tensors = tuple(
+            Tensor(str(path[-1])[:200], MODEL, "F32", shape, (archive.name,))
+            for path, shape in _shapes(fields.get("param_shapes"))
+        )
+    version = fields.get("ds_version")
+    skipped = whole(fields.get("skipped_steps"))
+    facts = {"fp16 steps that were skipped": skipped} if skipped else {}
+    return Contents(
+        "deepspeed",
+        _TITLE,
+        _RESUME,
+        tensors,
+        step=whole(fields.get("global_steps")),
+        world=whole(fields.get("dp_world_size")),
+        schedule=schedule_of(fields.get("lr_scheduler")),
+        data={"samples": found} if (found := whole(fields.get("global_samples"))) else {},
+        versions={"deepspeed": version[:40]} if isinstance(version, str) else {},
+        facts=facts,
+    )
+
+
+def _shapes(value: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+    """Return the shapes by name; a list has one dictionary for each group of parameters."""
+    groups = value if isinstance(value, list) else [value]
+    found = []
+    for group in groups:
+        for name, shape in group.items() if isinstance(group, dict) else ():
+            found.append(((name,), shape_of(shape)))
+    return found
+
+
+def _with_optimizer(
+    folder: Folder, listing: Listing, found: Contents, parts: list[str], prefix: str
+) -> Contents:
+    if not parts:
+        what = "no optimizer states beside the model's"
+        return replace(found, problems=(Problem(prefix or ".", what, _MOMENTS),))
+    ranks = [int(match[1]) for one in parts if (match := OPTIMIZER_STATES.search(one))]
+    gaps = [rank for rank in range(min(max(ranks) + 1, len(parts) + 8)) if rank not in ranks]
+    if found.world is not None and max(ranks) + 1 < found.world <= max(ranks) + 1 + (1 << 20):
+        gaps += list(range(max(ranks) + 1, min(found.world, max(ranks) + 9)))
+    problems = [
+        Problem(prefix or ".", f"the optimizer's part of rank {rank} is missing", is_fatal=True)
+        for rank in gaps[:8]
+    ]
+    tensors, optimizer, broken = _parts(folder, listing, parts)
+    return replace(
+        found,
+        tensors=(*found.tensors, *tensors),
+        optimizer=optimizer,
+        world=found.world or max(ranks) + 1,
+        problems=(*problems, *broken),
+    )
+
+
+def _parts(
+    folder: Folder, listing: Listing, parts: list[str]
+) -> tuple[tuple[Tensor, ...], Optimizer | None, list[Problem]]:
+    tensors: list[Tensor] = []
+    optimizer = None
+    problems = []
+    for name in parts:
+        try:
+            archive = open_archive(folder, listing, name)
+            state = required(_state(archive), "an optimizer of an engine")
+            rank = OPTIMIZER_STATES.search(name)
+            label = f"rank {int(rank[1]) if rank else 0}"
+            found = tensors_in(state, OPTIMIZER, name)
+            tensors += [replace(one, name=f"{label}: {one.name}") for one in found]
+            optimizer = optimizer or _optimizer(state, archive)
+        except Unreadable as error:
+            problems.append(Problem(name, str(error), is_fatal=True))
+    return tuple(tensors), optimizer, problems
+
+
+def _state(archive: Archive) -> dict[Any, Any] | None:
+    fields = archive.value if isinstance(archive.value, dict) else {}
+    state = fields.get("optimizer_state_dict")
+    return state if isinstance(state, dict) else None
+
+
+def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
+    """Return the numbers of one rank's part; its parameters are flat pieces of many."""
+    step: int | None = None
+    slots: dict[str, None] = {}
+    rates = []
+    for path, one in leaves(state):
+        name = str(path[-1])[:80] if isinstance(path[-1], str) else ""
+        if name == "step" and step is None:
+            step = whole(archive.number(one))
+        if name == "lr":
+            rates.append(decimal(archive.number(one)))
+        if name.startswith("exp_avg") or name == "momentum_buffer":
+            slots[name] = None
+    groups = state.get("param_groups") or state.get("single_partition_of_fp32_groups")
+    count = len(groups) if isinstance(groups, list) else 0
+    known = tuple(one for one in rates if one is not None)
+    return Optimizer(step, 0, 0, max(count, len(known)), known, tuple(slots))
+
+
+def _below(listing: Listing, prefix: str) -> list[str]:
+    return [
+        one for one in listing.sizes if one.startswith(prefix) and "/" not in one[len(prefix) :]
+    ]
+
+
+def _number(tag: str) -> int:
+    digits = re.search(r"(\d{1,12})$", tag)
+    return int(digits[1]) if digits else -1

@@ -1,0 +1,233 @@
+"""Distributed checkpoints of torch (DCP): one index that is a pickle, slices in a file per rank.
+
+Source: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x. Each slice is a
+whole file of torch's, so its checksums hold for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.archives import open_archive
+from resilient.layouts.documents import decimal, whole
+from resilient.layouts.pickles import BYTES_MAX, Made, read_pickle
+from resilient.layouts.rebuilding import dtype_of, rebuild, shape_of
+from resilient.layouts.values import MODEL, OPTIMIZER, Optimizer, Problem, Tensor, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.storage.folder import Folder, Listing
+
+INDEX = ".metadata"
+SLICES = ".distcp"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a piece of a value is: a file and a range of its bytes."""
+
+    file: str
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an index says.
+
+    Attributes:
+        tensors: all of them, as they are on no rank alone.
+        slices: where the pieces of each name are; of a value that is no tensor there is one.
+        values: the names that are no tensors.
+        version: of the format; empty in old files.
+        ranks: how many files there are for ranks, by the highest of their numbers.
+        problems: what is missing or contradicts itself.
+    """
+
+    tensors: tuple[Tensor, ...]
+    slices: Mapping[str, tuple[Slice, ...]]
+    values: frozenset[str]
+    version: str
+    ranks: int | None
+    problems: tuple[Problem, ...]
+
+
+def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "") -> Index:
+    """Return what the index of a distributed checkpoint says, held against what is there.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        prefix: the folder in it, with a ``/`` at its end.
+        part: of all tensors; if not given, their names say which.
+
+    Raises:
+        Unreadable: the index is missing, damaged or hostile.
+        StoreError: it could not be read.
+    """
+    name = f"{prefix}{INDEX}"
+    if name not in listing.sizes:
+        raise Unreadable("it is missing")
+    if listing.sizes[name] > BYTES_MAX:
+        raise Unreadable(f"an index of {listing.sizes[name]} bytes")
+    value = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild).value
+    entries = value.get("state_dict_metadata") if isinstance(value, Made) else None
+    if not isinstance(entries, dict):
+        raise Unreadable("it is no index of a distributed checkpoint")
+    slices, problems = _slices(value.get("storage_data"), listing, prefix)
+    tensors = tuple(
+        _tensor(key, one, part or _part(key), slices.get(key, ()))
+        for key, one in entries.items()
+        if isinstance(key, str) and isinstance(one, Made) and _is_tensor(one)
+    )
+    found = {key for key in entries if isinstance(key, str)}
+    version = value.get("version")
+    return Index(
+        tensors,
+        slices,
+        frozenset(found - {one.name for one in tensors}),
+        version if isinstance(version, str) else "",
+        _ranks(listing, prefix),
+        (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
+    )
+
+
+def value_at(folder: Folder, listing: Listing, index: Index, name: str) -> Any:
+    """Return a value of a checkpoint that is no tensor, or one number of a tensor; None without.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    pieces = index.slices.get(name, ())
+    if len(pieces) != 1:
+        return None
+    try:
+        found = open_archive(folder, listing, pieces[0].file, pieces[0].start, pieces[0].size_bytes)
+    except Unreadable:
+        return None
+    number = found.number(found.value)
+    return found.value if number is None else number
+
+
+def optimizer_at(folder: Folder, listing: Listing, index: Index, root: str) -> Optimizer | None:
+    """Return the numbers of an optimizer whose names begin with ``root``, None without any.
+
+    The names are those of ``get_optimizer_state_dict``: ``state.<parameter>.<slot>`` and
+    ``param_groups.<group or parameter>.<option>``.
+    """
+    state = f"{root}state."
+    names = [one.name for one in index.tensors if one.name.startswith(state)]
+    names += [one for one in index.values if one.startswith(state)]
+    if not names and not any(one.startswith(root) for one in index.values):
+        return None
+    slots = dict.fromkeys(sorted(one.rpartition(".")[2] for one in names))
+    params = {one.rpartition(".")[0] for one in names}
+    step = next((one for one in sorted(names) if one.endswith(".step")), "")
+    rates = sorted(
+        one
+        for one in index.values
+        if one.startswith(f"{root}param_groups.") and one.endswith(".lr")
+    )
+    groups = {one.split(".")[len(root.split("."))] for one in rates}
+    found = (decimal(value_at(folder, listing, index, one)) for one in rates[:8])
+    return Optimizer(
+        whole(value_at(folder, listing, index, step)) if step else None,
+        len(params),
+        len(params),
+        len(groups),
+        tuple(one for one in found if one is not None),
+        tuple(slots),
+    )
+
+
+def _is_tensor(entry: Made) -> bool:
+    return entry.kind.endswith(".TensorStorageMetadata")
+
+
+def _part(key: str) -> str:
+    return OPTIMIZER if key.startswith(("optim", "opt.")) or ".optim" in key else MODEL
+
+
+def _tensor(key: str, entry: Made, part: str, slices: tuple[Slice, ...]) -> Tensor:
+    properties = entry.get("properties")
+    state = properties.state if isinstance(properties, Made) else None
+    dtype = state[0] if isinstance(state, tuple) and state else None
+    if isinstance(properties, Made) and dtype is None:
+        dtype = properties.get("dtype")
+    files = tuple(sorted({one.file for one in slices}))
+    return Tensor(key, part, dtype_of(dtype), shape_of(entry.get("size")), files)
+
+
+def _slices(
+    stored: Any, listing: Listing, prefix: str
+) -> tuple[dict[str, tuple[Slice, ...]], list[Problem]]:
+    """Return where everything is, and what is not where it should be."""
+    found: dict[str, list[Slice]] = defaultdict(list)
+    lacking: dict[str, str] = {}
+    for key, info in stored.items() if isinstance(stored, dict) else ():
+        name, piece = _slice(key, info, prefix)
+        found[name].append(piece)
+        size_bytes = listing.sizes.get(piece.file)
+        if size_bytes is None:
+            lacking[piece.file] = "it is missing"
+        elif piece.start + piece.size_bytes > size_bytes:
+            lacking[piece.file] = f"it ends too early, with {size_bytes} bytes"
+    problems = [Problem(file, why, is_fatal=True) for file, why in sorted(lacking.items())]
+    return {name: tuple(pieces) for name, pieces in found.items()}, problems
+
+
+def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
+    if not isinstance(key, Made) or not isinstance(info, Made):
+        raise Unreadable("its places are not what torch writes")
+    name, file = key.get("fqn"), info.get("relative_path")
+    start, length = whole(info.get("offset")), whole(info.get("length"))
+    if not isinstance(name, str) or not isinstance(file, str) or start is None or length is None:
+        raise Unreadable("its places are not what torch writes")
+    return name, Slice(f"{prefix}{file}", start, length)
+
+
+def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
+    """Return the tensors whose pieces have not as many elements as they have."""
+    problems = []
+    for key, entry in entries.items():
+        if not isinstance(entry, Made) or not _is_tensor(entry):
+            continue
+        chunks = entry.get("chunks")
+        sizes = [
+            math.prod(shape_of(one.get("sizes")))
+            for one in (chunks if isinstance(chunks, list) else [])
+            if isinstance(one, Made)
+        ]
+        if sum(sizes) != math.prod(shape_of(entry.get("size"))):
+            what = f"the pieces of `{str(key)[:80]}` do not make it whole"
+            problems.append(Problem(f"{prefix}{INDEX}", what, is_fatal=True))
+    return problems[:8]
+
+
+def _orphans(
+    listing: Listing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
+) -> list[Problem]:
+    used = {one.file for pieces in slices.values() for one in pieces}
+    return [
+        Problem(name, "the index knows nothing of it; it may be of an earlier save")
+        for name in sorted(_files(listing, prefix))
+        if name not in used
+    ]
+
+
+def _files(listing: Listing, prefix: str) -> list[str]:
+    return [
+        one
+        for one in listing.sizes
+        if one.startswith(prefix) and one.endswith(SLICES) and "/" not in one[len(prefix) :]
+    ]
+
+
+def _ranks(listing: Listing, prefix: str) -> int | None:
+    numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in _files(listing, prefix)]
+    ranks = [int(one) for one in numbers if one.isascii() and one.isdigit() and len(one) < 8]  # noqa: PLR2004
+    return max(ranks) + 1 if ranks else None

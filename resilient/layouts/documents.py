@@ -1,0 +1,127 @@
+"""JSON files and the headers of safetensors, within bounds."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+from resilient.format.bounds import check_depth
+from resilient.layouts.rebuilding import shape_of
+from resilient.layouts.values import ITEM_BITS, MODEL, Tensor, Unreadable
+
+if TYPE_CHECKING:
+    from resilient.storage.folder import Folder, Listing
+
+JSON_BYTES_MAX = 32 << 20
+HEADER_BYTES_MAX = 32 << 20
+"""The library itself takes 100 MB; a header of 100,000 tensors has 12."""
+_META = "__metadata__"
+_NUMBER_MAX = 1 << 62
+
+
+def read_json(folder: Folder, listing: Listing, name: str) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        Unreadable: it is missing, no object, too large or too deep.
+        StoreError: it could not be read.
+    """
+    if name not in listing.sizes:
+        raise Unreadable("it is missing")
+    if listing.sizes[name] > JSON_BYTES_MAX:
+        raise Unreadable(f"a document of {listing.sizes[name]} bytes")
+    return _parsed(folder.read(name, 0, JSON_BYTES_MAX), "it")
+
+
+def read_text(folder: Folder, listing: Listing, name: str) -> str:
+    """Return the first line of a small text file; empty when it is not there."""
+    if name not in listing.sizes:
+        return ""
+    return folder.read(name, 0, 256).decode("utf-8", "replace").partition("\n")[0].strip()
+
+
+def whole(value: Any) -> int | None:
+    """Return a number of steps and the like, None of anything that cannot be one."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _NUMBER_MAX:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < _NUMBER_MAX else None
+
+
+def decimal(value: Any) -> float | None:
+    """Return a number, None of what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < _NUMBER_MAX else None
+
+
+def _parsed(data: bytes, what: str) -> dict[str, Any]:
+    if not data.strip():
+        raise Unreadable(f"{what} is empty")
+    try:
+        found = json.loads(data, object_pairs_hook=_no_doubles)
+        check_depth(found)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{what} is not whole JSON ({str(error)[:120]})") from error
+    if not isinstance(found, dict):
+        raise Unreadable(f"{what} is no JSON object")
+    return found
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found
+
+
+def read_header(
+    folder: Folder, listing: Listing, name: str, part: str = MODEL
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return the tensors of a safetensors file and its metadata; no byte of their data is read.
+
+    Raises:
+        Unreadable: it is missing or cut, its header contradicts itself, or two tensors overlap.
+        StoreError: it could not be read.
+    """
+    if name not in listing.sizes:
+        raise Unreadable("it is missing")
+    size_bytes = listing.sizes[name]
+    head = folder.read(name, 0, 8)
+    if len(head) != 8:  # noqa: PLR2004 - the length field
+        raise Unreadable(f"it has {size_bytes} bytes")
+    (length,) = struct.unpack("<Q", head)
+    if length > min(HEADER_BYTES_MAX, size_bytes - 8):
+        raise Unreadable(f"its header claims {length} bytes, and the file has {size_bytes}")
+    entries = _parsed(folder.read(name, 8, length), "its header")
+    meta = entries.pop(_META, {})
+    tensors, ends = [], []
+    for key, entry in entries.items():
+        tensor, begin, end = _entry(key, entry, part, name)
+        tensors.append(tensor)
+        ends.append((begin, end))
+    _check_tiling(ends, size_bytes - 8 - length)
+    return tuple(tensors), meta if isinstance(meta, dict) else {}
+
+
+def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int]:
+    if not isinstance(entry, dict):
+        raise Unreadable(f"its header has no tensor at `{key[:80]}`")
+    dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or not isinstance(offsets, list) or len(offsets) != 2:  # noqa: PLR2004
+        raise Unreadable(f"its header has no tensor at `{key[:80]}`")
+    tensor = Tensor(key, part, dtype, shape_of(entry.get("shape")), (file,))
+    begin, end = whole(offsets[0]), whole(offsets[1])
+    if begin is None or end is None or (dtype in ITEM_BITS and end - begin != tensor.size_bytes):
+        raise Unreadable(f"its header gives `{key[:80]}` bytes that do not fit its shape")
+    return tensor, begin, end
+
+
+def _check_tiling(ends: list[tuple[int, int]], size_bytes: int) -> None:
+    at = 0
+    for begin, end in sorted(ends):
+        if begin != at:
+            raise Unreadable("its tensors overlap" if begin < at else "its tensors leave a hole")
+        at = end
+    if at != size_bytes:
+        raise Unreadable(f"its tensors need {at} bytes, and it has {size_bytes}")

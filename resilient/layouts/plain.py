@@ -1,0 +1,167 @@
+"""One file of weights, or one file of torch's with whatever a script put into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.archives import Archive, open_archive
+from resilient.layouts.documents import decimal, read_header, whole
+from resilient.layouts.progress import optimizer_of, schedule_of
+from resilient.layouts.values import (
+    MODEL,
+    OPTIMIZER,
+    OTHER,
+    Contents,
+    Optimizer,
+    Problem,
+    Schedule,
+    Tensor,
+    Unreadable,
+)
+from resilient.layouts.weights import read_weights
+
+if TYPE_CHECKING:
+    from resilient.storage.folder import Folder, Listing
+
+WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
+ALONE = "it holds weights alone, to begin a new training from"
+_LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
+_LOAD = "torch.load('{path}', weights_only=True)"
+_FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
+_WANTED = {
+    ("rng", "random"): "the random state",
+    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the place in the data",
+}
+_STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
+_EPOCHS = ("epoch", "current_epoch", "epochs_trained")
+_OPTIMIZER_NAMES = ("optim", "opt")
+_SCHEDULE_NAMES = ("sched", "lr_sched")
+
+
+def read_safetensors(folder: Folder, listing: Listing, name: str) -> Contents:
+    """Return what a file of safetensors holds."""
+    title = "one file of safetensors"
+    try:
+        tensors, meta = read_header(folder, listing, name)
+    except Unreadable as error:
+        return Contents("safetensors", title, problems=(Problem(name, str(error), is_fatal=True),))
+    return Contents(
+        "safetensors",
+        title,
+        _LOAD_FILE,
+        tensors,
+        facts={str(key)[:80]: str(value)[:200] for key, value in list(meta.items())[:16]},
+        problems=(Problem(name, ALONE, WEIGHTS_ONLY, is_fatal=True, help=_LOAD_FILE),),
+    )
+
+
+def read_torch(folder: Folder, listing: Listing, name: str) -> Contents:
+    """Return what a file of torch's holds, as far as the names in it tell."""
+    title = "one file of torch"
+    try:
+        archive = open_archive(folder, listing, name)
+        return read_state(archive, "torch", title)
+    except Unreadable as error:
+        return Contents("torch", title, problems=(Problem(name, str(error), is_fatal=True),))
+
+
+def read_state(archive: Archive, layout: str, title: str) -> Contents:
+    """Return what a script's own dictionary holds: by type where it tells, by name elsewhere.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+        StoreError: it could not be read.
+    """
+    value = archive.value
+    named = value if isinstance(value, dict) else {}
+    optimizer, schedule = _optimizer(named, archive), _schedule(named, archive)
+    tensors = _tensors(archive)
+    problems = [] if tensors else [Problem(archive.name, "there is no tensor in it", is_fatal=True)]
+    lacking = [
+        *(("the optimizer's state",) if optimizer is None else ()),
+        *(("the schedule",) if schedule is None else ()),
+    ]
+    words = [key.lower() for key in named if isinstance(key, str)]
+    for wanted, what in _WANTED.items():
+        if not any(part in word for part in wanted for word in words):
+            lacking.append(what)
+    if optimizer is None and schedule is None and tensors:
+        problems = [Problem(archive.name, ALONE, is_fatal=True, help=_LOAD)]
+    problems += [Problem(archive.name, f"it has no {one[4:]}", one) for one in lacking]
+    return Contents(
+        layout,
+        title,
+        _LOAD,
+        tensors,
+        step=_first(named, _STEPS, whole),
+        epoch=_first(named, _EPOCHS, decimal),
+        optimizer=optimizer,
+        schedule=schedule,
+        facts={"keys": ", ".join(str(one)[:40] for one in list(named)[:12])} if optimizer else {},
+        problems=tuple(problems),
+    )
+
+
+def read_model_folder(folder: Folder, listing: Listing) -> Contents:
+    """Return what a folder of weights in the names of Transformers holds."""
+    tensors, problems = read_weights(folder, listing)
+    problems.append(Problem(".", ALONE, WEIGHTS_ONLY, is_fatal=True, help=_FROM_PRETRAINED))
+    return Contents(
+        "hf-model",
+        "a model as `save_pretrained` writes it",
+        _FROM_PRETRAINED,
+        tensors,
+        problems=tuple(problems),
+    )
+
+
+def _tensors(archive: Archive) -> tuple[Tensor, ...]:
+    """Return the tensors, those of optimizers told apart by where they are."""
+    found = archive.tensors(MODEL)
+    named = archive.value if isinstance(archive.value, dict) else {}
+    parts = {key: _part(key, value) for key, value in named.items()}
+    by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
+    return tuple(
+        Tensor(
+            one.name, by_text.get(_head(one.name, by_text), MODEL), one.dtype, one.shape, one.files
+        )
+        for one in found
+    )
+
+
+def _head(name: str, known: dict[str, str]) -> str:
+    """Return which of the known first keys a path begins with; keys may have dots themselves."""
+    head = name.partition(".")[0]
+    return head if head in known else name
+
+
+def _part(key: Any, value: Any) -> str:
+    if isinstance(key, str) and key.lower().startswith(_OPTIMIZER_NAMES):
+        return OPTIMIZER
+    if optimizer_of(value, None) is not None:
+        return OPTIMIZER
+    is_state = isinstance(key, str) and ("rng" in key.lower() or "random" in key.lower())
+    return OTHER if is_state else MODEL
+
+
+def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
+    for value in (named, *named.values()):
+        one = value[0] if isinstance(value, list) and value else value
+        found = optimizer_of(one, archive)
+        if found is not None:
+            return found
+    return None
+
+
+def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
+    for value in (named, *named.values()):
+        one = value[0] if isinstance(value, list) and value else value
+        found = schedule_of(one, archive)
+        if found is not None:
+            return found
+    return None
+
+
+def _first(named: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
+    found = (read(named[one]) for one in names if one in named)
+    return next((one for one in found if one is not None), None)

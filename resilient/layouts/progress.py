@@ -1,0 +1,121 @@
+"""Optimizers, schedules and random states, as torch and those around it keep them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from resilient.layouts.archives import Archive, open_archive
+from resilient.layouts.documents import decimal, whole
+from resilient.layouts.values import Optimizer, Problem, RandomStates, Schedule, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resilient.storage.folder import Folder, Listing
+
+_Found = TypeVar("_Found")
+RANKS_OPENED_MAX = 32
+"""Files of random states that are opened; of the others the listing must do."""
+_KINDS = {
+    "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
+    "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
+    "torch_cuda_manual_seed": "cuda", "torch.cuda": "cuda", "xpu": "xpu", "npu": "npu",
+}  # fmt: skip
+
+
+def required(found: _Found | None, what: str) -> _Found:
+    """Return what was found.
+
+    Raises:
+        Unreadable: there is nothing.
+    """
+    if found is None:
+        raise Unreadable(f"it is no state of {what}")
+    return found
+
+
+def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
+    """Return the numbers of ``{state, param_groups}``, None of anything else."""
+    state, groups = _field(value, "state"), _field(value, "param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return None
+    states = [one for one in state.values() if isinstance(one, dict)]
+    steps = [one["step"] for one in states[:1] if "step" in one]
+    step = archive.number(steps[0]) if archive and steps else steps[0] if steps else None
+    slots = dict.fromkeys(str(name)[:80] for one in states[:1] for name in one)
+    return Optimizer(
+        whole(step),
+        len(states),
+        sum(len(_list(_field(one, "params"))) for one in groups),
+        len(groups),
+        _rates([_field(one, "lr") for one in groups], archive),
+        tuple(slots),
+    )
+
+
+def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
+    numbers = (archive.number(one) if archive else one for one in found)
+    return tuple(rate for one in numbers if (rate := decimal(one)) is not None)
+
+
+def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
+    """Return where a schedule of torch is, None of anything else."""
+    if not isinstance(value, dict) or "last_epoch" not in value:
+        return None
+    return Schedule(whole(value["last_epoch"]), _rates(_list(value.get("_last_lr")), archive))
+
+
+def read_random(
+    folder: Folder, listing: Listing, pattern: str, prefix: str = ""
+) -> tuple[RandomStates | None, list[Problem]]:
+    """Return the random states of all ranks, and which cannot be read.
+
+    Args:
+        folder: where they are.
+        listing: what is there.
+        pattern: of the file names; its group is the rank, none: there is one rank.
+        prefix: the folder in it, with a ``/`` at its end.
+    """
+    found: dict[int, str] = {}
+    for name in listing.sizes:
+        if name.startswith(prefix) and (match := re.fullmatch(pattern, name[len(prefix) :])):
+            found[int(match[1] or 0)] = name
+    problems = [
+        Problem(name, why, "random state")
+        for _, name in sorted(found.items())[:RANKS_OPENED_MAX]
+        if (why := _trouble(folder, listing, name))
+    ]
+    if not found:
+        return None, [Problem(".", "no random states are saved", "random state")]
+    gaps = [rank for rank in range(max(found) + 1) if rank not in found]
+    if gaps:
+        what = f"ranks without a random state: {', '.join(map(str, gaps[:8]))}"
+        problems.append(Problem(".", what, "random state"))
+    kinds = _kinds(folder, listing, found[min(found)])
+    return RandomStates(tuple(sorted(found)), kinds), problems
+
+
+def _trouble(folder: Folder, listing: Listing, name: str) -> str:
+    try:
+        value = open_archive(folder, listing, name).value
+    except Unreadable as error:
+        return str(error)
+    return "" if isinstance(value, dict) else "it holds no random states"
+
+
+def _kinds(folder: Folder, listing: Listing, name: str) -> tuple[str, ...]:
+    try:
+        value = open_archive(folder, listing, name).value
+    except Unreadable:
+        return ()
+    names = value if isinstance(value, dict) else {}
+    return tuple(dict.fromkeys(_KINDS[one] for one in names if one in _KINDS))
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else []

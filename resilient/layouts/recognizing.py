@@ -1,0 +1,135 @@
+"""Whose checkpoint a folder is, by the names in it; and what it holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.layouts import deepspeed, distributed, hf_trainer, plain
+from resilient.layouts.values import Contents, Problem, Unreadable
+from resilient.layouts.weights import SAFE, STEMS, TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.layouts.values import Optimizer
+    from resilient.storage.folder import Folder, Listing
+
+_STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
+# What a part of a training state is called, whoever calls it -> what it is.
+_WANTED = {
+    r"(?i)sched": "the schedule",
+    r"(?i)rng|random": "the random state",
+    r"(?i)data|sampler|train_state|step$": "the place in the data",
+}
+_DCP_TITLE = "a distributed checkpoint of torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One layout: how it is told from others, and who reads it."""
+
+    is_it: Callable[[Listing], bool]
+    read: Callable[[Folder, Listing], Contents]
+
+
+def read_distributed(folder: Folder, listing: Listing) -> Contents:
+    """Return what a distributed checkpoint of torch holds.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    resume = "torch.distributed.checkpoint.load(state, checkpoint_id='{path}')"
+    try:
+        index = distributed.read_index(folder, listing)
+    except Unreadable as error:
+        problem = Problem(distributed.INDEX, str(error), is_fatal=True)
+        return Contents("dcp", _DCP_TITLE, problems=(problem,))
+    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    optimizer = distributed.optimizer_at(folder, listing, index, roots[0]) if roots else None
+    lacking = _lacking(index, optimizer)
+    return Contents(
+        "dcp",
+        _DCP_TITLE,
+        resume,
+        index.tensors,
+        world=index.ranks,
+        optimizer=optimizer,
+        versions={"metadata": index.version} if index.version else {},
+        facts={"values that are no tensors": len(index.values)} if index.values else {},
+        problems=(*index.problems, *lacking),
+    )
+
+
+def _lacking(index: distributed.Index, optimizer: Optimizer | None) -> list[Problem]:
+    """Return what a training would want and no name in the index speaks of."""
+    names = {one.name for one in index.tensors} | index.values
+    found = [] if optimizer else [Problem(".", "no optimizer is in it", "the optimizer's state")]
+    # The step in an optimizer's state is of one parameter.
+    names = {one for one in names if not one.startswith("optim")}
+    for word, what in _WANTED.items():
+        if not any(re.search(word, one) for one in names):
+            found.append(Problem(".", f"nothing in it is named like {what}", what))
+    return found
+
+
+def _has(index: distributed.Index, root: str) -> bool:
+    return any(one.name.startswith(root) for one in index.tensors) or any(
+        one.startswith(root) for one in index.values
+    )
+
+
+def _read_engine(folder: Folder, listing: Listing) -> Contents:
+    inside = deepspeed.is_engine(listing)
+    return deepspeed.read_engine(
+        folder, listing, "" if inside else deepspeed.tag_of(folder, listing)
+    )
+
+
+def _is_engine(listing: Listing) -> bool:
+    return any(deepspeed.MODEL_STATES.search(one) and one.count("/") <= 1 for one in listing.sizes)
+
+
+def _is_distributed(listing: Listing) -> bool:
+    slices = any(one.endswith(distributed.SLICES) and "/" not in one for one in listing.sizes)
+    return distributed.INDEX in listing.sizes or slices
+
+
+def _is_model(listing: Listing) -> bool:
+    ends = (SAFE, ".bin", f"{SAFE}.index.json", ".bin.index.json")
+    return any(f"{stem}{end}" in listing.sizes for stem in STEMS for end in ends)
+
+
+LAYOUTS = (
+    Layout(hf_trainer.is_trainer, hf_trainer.read_trainer),
+    Layout(_is_distributed, read_distributed),
+    Layout(_is_engine, _read_engine),
+    Layout(_is_model, plain.read_model_folder),
+)
+"""In the order in which they are tried; a folder may have files of several."""
+
+
+def read_layout(folder: Folder, listing: Listing) -> Contents | None:
+    """Return what a checkpoint holds, whoever wrote it; None of what is no checkpoint.
+
+    Args:
+        folder: the folder, or the one file.
+        listing: what is there.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    if not listing.is_file:
+        found = next((one for one in LAYOUTS if one.is_it(listing)), None)
+        return found.read(folder, listing) if found else None
+    name = next(iter(listing.sizes), "")
+    if name.endswith(SAFE):
+        return plain.read_safetensors(folder, listing, name)
+    return plain.read_torch(folder, listing, name) if name.endswith(TORCH) else None
+
+
+def checkpoints_in(listing: Listing) -> list[str]:
+    """Return the folders in a folder that look like checkpoints by their names, newest first."""
+    found = {match[1]: int(match[2]) for one in listing.sizes if (match := _STEP_FOLDER.match(one))}
+    return sorted(found, key=lambda one: (-found[one], one))

@@ -1,0 +1,183 @@
+"""Folders that others wrote, read only: any names, sizes, ranges of bytes.
+
+A Store knows the names of our own keys; a checkpoint of another tool has files like ``.metadata``
+and whatever its users thought of. Only what a listing named can be read, so no name that is found
+inside a file can lead outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from resilient.errors import ConfigError, KeyNotFound, StoreError
+from resilient.storage.errnos import kind_of
+from resilient.storage.open import local_path
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
+FILES_MAX = 200_000
+"""Files of one folder; a checkpoint of 10,000 ranks has about as many."""
+DEPTH_MAX = 16
+"""Folders in folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is in a folder.
+
+    Attributes:
+        sizes: bytes of each file, by its name relative to the folder, with ``/`` between parts.
+        outside: symbolic links that lead out of the folder, and what is no plain file; not read.
+        is_whole: whether it has no more than is listed.
+        is_file: whether it is one file that was named itself.
+    """
+
+    sizes: Mapping[str, int]
+    outside: tuple[str, ...] = ()
+    is_whole: bool = True
+    is_file: bool = False
+
+
+class Folder(Protocol):
+    """A folder, or one file as a folder with this file alone."""
+
+    url: str
+
+    def list(self) -> Listing:
+        """Return what is there now.
+
+        Raises:
+            KeyNotFound: there is nothing at all.
+            StoreError: it could not be asked.
+        """
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of a listed file from ``start``; fewer only at its end.
+
+        Raises:
+            KeyNotFound: no such file.
+            StoreError: it could not be read.
+        """
+
+
+def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> Folder:
+    """Return the folder, or the one file, at a path or URL; nothing is written, ever.
+
+    Args:
+        url: a path, or any URL that fsspec knows.
+        storage_options: as for :func:`resilient.storage.open.open_store`.
+
+    Raises:
+        ConfigError: the URL is empty or malformed, or the package for it is not installed.
+        StoreError: a server that is asked at once refused, or did not answer.
+    """
+    if not url.strip():
+        raise ConfigError("cannot open a folder: its URL is empty", hint="name a path or a URL")
+    if protocol_of(url) == "file":
+        return LocalFolder(local_path(url))
+    from resilient.storage.fs_folder import FsspecFolder
+
+    return FsspecFolder(url, storage_options or {})
+
+
+class LocalFolder:
+    """A folder of this machine's file systems.
+
+    Symbolic links to files inside it are followed; links to elsewhere, links to folders, pipes
+    and devices are reported and never opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.url = str(path)
+        self._path = path
+        self._single = path.is_file()
+        self._root = path.parent if self._single else path
+        self._real = Path(os.path.realpath(self._root))
+
+    def list(self) -> Listing:
+        """Return what is there now."""
+        sizes: dict[str, int] = {}
+        outside: list[str] = []
+        entries = iter([self._path.name]) if self._single else _names_below(self._root)
+        try:
+            for name in entries:
+                if len(sizes) >= FILES_MAX:
+                    return Listing(sizes, tuple(outside), is_whole=False)
+                size_bytes = self._size(name)
+                if size_bytes is None:
+                    outside.append(name)
+                else:
+                    sizes[name] = size_bytes
+        except FileNotFoundError as error:
+            raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
+        except OSError as error:
+            raise self._error("", error) from error
+        return Listing(sizes, tuple(outside), is_file=self._single)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
+        try:
+            if self._size(name) is None:
+                raise KeyNotFound(f"`{name}` is no file inside {self.url}", key=name)
+            # A pipe that takes the file's place meanwhile must not hold us.
+            handle = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return _read_all(handle, start, length)
+            finally:
+                os.close(handle)
+        except (FileNotFoundError, ValueError) as error:
+            raise KeyNotFound(f"no `{name[:200]}` in {self.url}", key=name) from error
+        except OSError as error:
+            raise self._error(name, error) from error
+
+    def _size(self, name: str) -> int | None:
+        """Return the bytes of a plain file inside the root, None of anything else."""
+        path = self._root / name
+        if not self._single and not _is_inside(self._real, os.path.realpath(path)):
+            return None
+        try:
+            found = path.stat()
+        except OSError as error:
+            if error.errno in _LEADS_NOWHERE:
+                return None
+            raise
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def _error(self, name: str, error: OSError) -> StoreError:
+        where = f"`{name[:200]}` in {self.url}" if name else self.url
+        return kind_of(error)(f"cannot read {where}: {error.strerror}", key=name)
+
+
+def _is_inside(root: Path, path: str) -> bool:
+    return path.startswith(str(root).rstrip("/") + "/")
+
+
+def _read_all(handle: int, start: int, length: int) -> bytes:
+    pieces = []
+    while length > 0 and (piece := os.pread(handle, length, start)):
+        pieces.append(piece)
+        start, length = start + len(piece), length - len(piece)
+    return b"".join(pieces)
+
+
+def _names_below(root: Path) -> Iterator[str]:
+    """Yield what is below a folder and no folder itself, links to folders among it."""
+    waiting = [("", 0)]
+    while waiting:
+        prefix, depth = waiting.pop()
+        with os.scandir(root / prefix) as entries:
+            found = sorted(entries, key=lambda one: one.name)
+        for entry in found:
+            name = f"{prefix}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False):
+                yield name
+            elif depth < DEPTH_MAX:
+                waiting.append((f"{name}/", depth + 1))

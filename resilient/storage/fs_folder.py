@@ -1,0 +1,92 @@
+"""Folders at any URL of fsspec, read only, with requests for ranges."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError, KeyNotFound
+from resilient.storage.cloud_options import for_cloud
+from resilient.storage.folder import FILES_MAX, Listing
+from resilient.storage.fs_connect import connect
+from resilient.storage.fs_errors import errors_of, is_missing, kind_of_foreign
+from resilient.storage.s3_options import for_s3fs, read_s3_options
+from resilient.storage.urls import protocol_of, redacted, redacted_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_ONE_FILE_ONLY = ("http", "https")
+
+
+class FsspecFolder:
+    """A prefix, or one object, of a service that fsspec knows.
+
+    Over ``http`` only single files: a web server's page of links is no listing.
+
+    Raises:
+        ConfigError: the URL is malformed, or the package for it is not installed.
+        StoreError: a server that is asked at once refused, or did not answer.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self.url = redacted(url)
+        protocol = protocol_of(url)
+        self._protocol, self._caught = protocol, errors_of(protocol)
+        self._filesystem, root = connect(url, protocol, _given(protocol, storage_options))
+        self._root = root.rstrip("/")
+        self._paths: dict[str, str] = {}
+
+    def list(self) -> Listing:
+        """Return what is there now."""
+        with self._errors(""):
+            if self._protocol in _ONE_FILE_ONLY:
+                found = {self._root: self._filesystem.info(self._root)}
+            else:
+                found = self._filesystem.find(self._root, detail=True)
+        if not found:
+            raise KeyNotFound(f"nothing is at {self.url}", key=self.url)
+        files = [(path, info) for path, info in sorted(found.items()) if info["type"] == "file"]
+        if any(info.get("size") is None for _, info in files):
+            raise ConfigError(
+                f"cannot read {self.url}: its server does not tell the size of a file",
+                hint="download it, and name the file",
+            )
+        self._paths = {self._name(path): path for path, _ in files[:FILES_MAX]}
+        sizes = {self._name(path): int(info["size"]) for path, info in files[:FILES_MAX]}
+        is_file = [path.rstrip("/") for path, _ in files] == [self._root]
+        return Listing(sizes, is_whole=len(files) <= FILES_MAX, is_file=is_file)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
+        if name not in self._paths:
+            raise KeyNotFound(f"no `{name[:200]}` in {self.url}", key=name)
+        if length <= 0:
+            return b""
+        with self._errors(name):
+            path = self._paths[name]
+            return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
+
+    def _name(self, path: str) -> str:
+        if path.rstrip("/") == self._root:
+            return self._root.rpartition("/")[2]
+        return path.removeprefix(self._root).lstrip("/")
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except self._caught as error:
+            where = f"`{name[:200]}` in {self.url}" if name else self.url
+            if is_missing(error):
+                raise KeyNotFound(f"nothing is at {where}", key=name) from error
+            raise kind_of_foreign(error)(
+                f"cannot read {where}: {type(error).__name__}: {redacted_text(str(error))}",
+                key=name,
+            ) from error
+
+
+def _given(protocol: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    if protocol in ("s3", "s3a"):
+        return for_s3fs(read_s3_options(options))
+    return for_cloud(protocol, options)

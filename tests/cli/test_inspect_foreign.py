@@ -1,0 +1,68 @@
+"""What `ckpt inspect` says of checkpoints of other tools, as transcripts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Path(shutil.copytree(GOLDEN / "gpt2_all" / "run", tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("foreign", ()), ("foreign-json", ("--json",)), ("foreign-plain", ("--format", "plain"))],
+)
+def test_a_checkpoint_of_transformers_is_told(run, call, matches, name, options):
+    outcome = call("ckpt", "inspect", run / "checkpoint-8", *options)
+    matches(name, outcome, run)
+
+
+def test_tensors_are_listed_when_asked_for(run, call):
+    outcome = call("ckpt", "inspect", run / "checkpoint-8", "--tensors", "--json")
+    document = json.loads(outcome.stdout)
+    assert len(document["tensors"]) == sum(one["tensors"] for one in document["parts"])
+    quiet = call("ckpt", "inspect", run / "checkpoint-8", "-q")
+    assert quiet.stdout == f"{run / 'checkpoint-8'}\n"
+
+
+def test_a_loss_is_told_and_is_no_failure(run, call, matches):
+    (run / "checkpoint-8" / "optimizer.pt").unlink()
+    matches("foreign-loss", call("ckpt", "inspect", run / "checkpoint-8"), run)
+
+
+def test_what_cannot_be_resumed_answers_no_with_the_command_that_helps(run, call, matches):
+    (run / "checkpoint-8" / "trainer_state.json").unlink()
+    matches("foreign-no", call("ckpt", "inspect", run / "checkpoint-8"), run)
+
+
+def test_a_broken_one_points_to_one_beside_it(run, call):
+    shutil.copytree(run / "checkpoint-8", run / "checkpoint-12")
+    (run / "checkpoint-12" / "model.safetensors").write_bytes(b"\0" * 20)
+    outcome = call("ckpt", "inspect", run / "checkpoint-12", "--json")
+    answer = json.loads(outcome.stdout)["resumable"]
+    assert (outcome.status, answer["answer"]) == (1, "no")
+    assert answer["command"] == f"resilient ckpt inspect {run / 'checkpoint-8'}"
+
+
+def test_a_run_is_no_checkpoint_and_its_newest_is_named(run, call, matches):
+    matches("foreign-run", call("ckpt", "inspect", run), run)
+
+
+def test_a_name_with_terminal_escapes_is_shown_harmless(run, call):
+    (run / "checkpoint-8" / "model.safetensors").unlink()
+    hostile = {"\x1b]0;owned\x07": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    head = json.dumps(hostile).encode()
+    whole = len(head).to_bytes(8, "little") + head + bytes(4)
+    (run / "checkpoint-8" / "model.safetensors").write_bytes(whole)
+    outcome = call("ckpt", "inspect", run / "checkpoint-8", "--tensors")
+    assert "owned" in outcome.stdout
+    assert "\x1b" not in outcome.stdout
+    assert "\x07" not in outcome.stdout

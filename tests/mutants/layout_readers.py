@@ -1,0 +1,69 @@
+"""Defects of reading what other tools wrote: what would be executed, believed or passed over."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PICKLES = "tests/unit/layouts/test_pickles.py"
+ARCHIVES = "tests/unit/layouts/test_archives.py"
+FOLDERS = "tests/unit/layouts/test_folders.py"
+STORAGE = "tests/unit/storage/test_folder.py"
+
+MUTANTS = [
+    Mutant(
+        "any tuple may be a key",
+        "resilient/layouts/pickles.py",
+        "if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):",
+        "if len(key) > DEPTH_MAX:",
+        f"{PICKLES} -k tuple_of_tuples --timeout 20",
+    ),
+    Mutant(
+        "opcodes are not counted",
+        "resilient/layouts/pickles.py",
+        "            if count >= OPCODES_MAX:",
+        "            if count < 0:",
+        f"{PICKLES} -k more_opcodes",
+    ),
+    Mutant(
+        "a member that is compressed is read",
+        "resilient/layouts/archives.py",
+        "    if info.compress_type != zipfile.ZIP_STORED:",
+        "    if info.compress_type < 0:",
+        f"{ARCHIVES} -k swell",
+    ),
+    Mutant(
+        "checksums of pickles are not looked at",
+        "resilient/layouts/archives.py",
+        "or (info.CRC and zlib.crc32(data) != info.CRC)",
+        "or False",
+        f"{ARCHIVES} -k checksum",
+    ),
+    Mutant(
+        "holes between tensors are fine",
+        "resilient/layouts/documents.py",
+        "        if begin != at:",
+        "        if begin < at:",
+        f"{ARCHIVES} -k lies",
+    ),
+    Mutant(
+        "links are followed wherever they lead",
+        "resilient/storage/folder.py",
+        "        if not self._single and not _is_inside(",
+        "        if False and not _is_inside(",
+        f"{STORAGE} -k links",
+    ),
+    Mutant(
+        "slices that end too early are passed over",
+        "resilient/layouts/distributed.py",
+        "        elif piece.start + piece.size_bytes > size_bytes:",
+        "        elif piece.start > size_bytes:",
+        f"{FOLDERS} -k without_its_pieces",
+    ),
+    Mutant(
+        "a missing optimizer costs nothing",
+        "resilient/layouts/hf_trainer.py",
+        "Problem(name, str(error), _BOTH, is_fatal=is_fatal)",
+        'Problem(name, str(error), "", is_fatal=is_fatal)',
+        f"{FOLDERS} -k what_is_left",
+    ),
+]
