@@ -21,7 +21,8 @@ from resilient.errors import StoreDenied, StoreFull
 from resilient.storage.machine import memory_left_bytes
 from resilient.storage.memory import keep_from_children
 
-ROOT = Path("/dev/shm")  # noqa: S108 - shared memory has no other place
+ROOT = Path(os.environ.get("RESILIENT_SHARED_FOLDER", "/dev/shm"))  # noqa: S108 - in memory
+"""Where shared memory is made: another file system in memory, where a container's is too small."""
 _PREFIX = "resilient-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-[0-9a-f]{{8}}")
 _OWNER = "owner.json"
@@ -74,7 +75,8 @@ class SharedFolder:
             path.unlink()
             raise StoreFull(
                 f"{self._root} has no {size_bytes} bytes left ({free_bytes(self._root)} are free)",
-                hint=f"df -h {self._root}; a container's is set by --shm-size",
+                hint=f"df -h {self._root}; a container's is set by --shm-size, and another "
+                "folder in memory is taken by RESILIENT_SHARED_FOLDER=...",
             ) from error
         finally:
             os.close(handle)

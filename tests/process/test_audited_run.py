@@ -146,7 +146,9 @@ def test_deaths_and_resizes_are_proven_to_have_lost_nothing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_fifty_faults_and_ten_resizes(tmp_path):
+def test_fifty_faults_and_ten_resizes(tmp_path, request):
+    if not request.config.getoption("--fifty-faults"):
+        pytest.skip("it takes minutes: make audited")
     draw = Random(11)
     worlds = [2, 1, 3, 2, 4, 1, 2, 3, 1, 4, 2]
     folder = tmp_path / "run"

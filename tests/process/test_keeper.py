@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from resilient.storage.shared import ROOT
 from resilient.vault.registry.catalog import committed
 
 PAUSE = ("--pause", "0.08")
-SHARED = ROOT
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 NO_KEEPER = ("--host-bytes-max", "none")
 
@@ -64,10 +64,12 @@ def gate(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_shared_is_left():
-    before = set(SHARED.glob("resilient-*"))
-    yield
-    wait_until(lambda: set(SHARED.glob("resilient-*")) <= before, "clean shared memory", seconds=40)
+def shared(monkeypatch):
+    """Give the test shared memory of its own, of which nothing may be left: others use theirs."""
+    with tempfile.TemporaryDirectory(prefix="keeper-test-", dir=ROOT) as folder:
+        monkeypatch.setenv("RESILIENT_SHARED_FOLDER", folder)
+        yield Path(folder)
+        wait_until(lambda: not any(Path(folder).iterdir()), "clean shared memory", seconds=40)
 
 
 def keeper_of(job: Job) -> int:
@@ -143,8 +145,8 @@ def test_without_a_keeper_the_same_history_costs_that_checkpoint(tmp_path, gate,
     assert differences(ending(folder), unbroken) == []
 
 
-def shared_files():
-    found = [*SHARED.glob("resilient-*/0*")]
+def files_in(shared):
+    found = [*shared.glob("resilient-*/0*")]
     return [path for path in found if path.stat().st_size > 1000]
 
 
@@ -157,13 +159,15 @@ def flip(path) -> None:
 
 
 @pytest.mark.parametrize("where", ["memory", "store"])
-def test_a_restore_survives_damage_of_either_copy(tmp_path, gate, unbroken, where):
+def test_a_restore_survives_damage_of_either_copy(tmp_path, shared, gate, unbroken, where):
     folder = tmp_path / "run"
     gate.open()
     with Job(folder, "--pause", "0.4") as job:
         pids = trainers_after(job, 8)
         wait_until(lambda: is_committed(folder, 8), "checkpoint-8")
-        for path in shared_files() if where == "memory" else (folder / "checkpoint-8-g1").glob("*"):
+        for path in (
+            files_in(shared) if where == "memory" else (folder / "checkpoint-8-g1").glob("*")
+        ):
             if path.suffix != ".json":
                 flip(path)
         kill(pids)
@@ -266,8 +270,8 @@ def test_too_small_a_bound_is_refused_with_the_numbers(tmp_path):
     assert "host_bytes_max allows 1000" in said
 
 
-def test_memory_that_the_host_has_not_is_refused_before_anything_starts(tmp_path):
+def test_memory_that_the_host_has_not_is_refused_before_anything_starts(tmp_path, shared):
     code, said = run(tmp_path, launch=("--host-bytes-max", "900TiB"))
     assert code == 78, said
-    assert f"{900 << 40} bytes are too many: {SHARED} has" in said
+    assert f"{900 << 40} bytes are too many: {shared} has" in said
     assert "life 1" not in said
