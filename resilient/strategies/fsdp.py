@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
 
 from resilient.errors import ConfigError
 from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
+from resilient.strategies.groups import made_patient
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
             hint="set `shard_size` in fsdp_config to a divisor of the number of ranks",
         )
     names = ("dp_replicate", "dp_shard")
-    return init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=names)
+    return made_patient(init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=names))
 
 
 def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from resilient.errors import ConfigError
 from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.fsdp import FsdpStrategy
+from resilient.strategies.groups import made_patient
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
@@ -102,10 +103,12 @@ class TensorParallelStrategy:
             return model
         whole_plan(model, self.plan)
         broadcast([*model.parameters(), *model.buffers()])
-        mesh = init_device_mesh(self.device.type, self.sizes.shape, mesh_dim_names=self.sizes.names)
+        sizes = self.sizes
+        mesh = init_device_mesh(self.device.type, sizes.shape, mesh_dim_names=sizes.names)
+        made_patient(mesh)
         cut_layers(model, self.plan, mesh["tp"])
-        if self.sizes.data > 1:
-            self._over_groups().shard(model, mesh[self.sizes.names[:-1]])
+        if sizes.data > 1:
+            self._over_groups().shard(model, mesh[sizes.names[:-1]])
         model.register_forward_pre_hook(begin_with_rank_0)
         return model
 

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from resilient.state.capture import Part
 from resilient.state.staged import StagedOptimizer
 from resilient.strategies.buffers import broadcast
+from resilient.strategies.groups import group_among, made_patient
 from resilient.strategies.pipeline.cutting import beside, cut_model
 from resilient.strategies.pipeline.known import RANDOM, pipeline_of, remember
 from resilient.strategies.pipeline.place import Place
@@ -96,11 +97,10 @@ class PipelineStrategy:
         peers = ranks.transpose(0, 1).reshape(sizes.pipeline, -1).tolist()
         number = next(nth for nth, ones in enumerate(peers) if rank in ones)
         mine = next(ones for ones in pipelines if rank in ones)
-        grouped: Any = dist.new_subgroups_by_enumeration  # untyped
-        group, _ = grouped(pipelines)
+        group = group_among(pipelines)
         if len(peers[number]) == 1:
             return Place(self.device, number, tuple(mine), group, (rank,), None), None
-        peers_group, _ = grouped(peers)
+        peers_group = group_among(peers)
         # Each stage has a mesh of its own, and all ranks make all of them.
         meshes = [
             DeviceMesh(
@@ -111,7 +111,7 @@ class PipelineStrategy:
             for ones in peers
         ]
         place = Place(self.device, number, tuple(mine), group, tuple(peers[number]), peers_group)
-        return place, meshes[number]
+        return place, made_patient(meshes[number])
 
     def _spread(
         self, model: nn.Module, cut: Cut, stages: Mapping[int, Stage], mesh: DeviceMesh
