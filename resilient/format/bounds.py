@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Check = Callable[[Any, str], None]
@@ -28,6 +28,7 @@ CELL_MAX = 1 << 64
 _NAME_LENGTH_MAX = 4096
 _TEXT_LENGTH_MAX = 256
 _ELEMENTS_MAX = 1 << 60
+_NESTED = frozenset({list, dict})
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -212,20 +213,22 @@ def check_receipt(fields: Mapping[str, Any]) -> None:
     _check_tensors(fields["tensors"])
 
 
+def nested(values: Iterable[Any]) -> list[Any]:
+    """Return the lists and objects among values that were read from JSON."""
+    return [one for one in values if type(one) in _NESTED]
+
+
 def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
     """Require that lists and objects nest at most ``depth_max`` deep, without recursion.
 
     Raises:
         ValueError: they nest deeper.
     """
-    level = [value]
-    for _ in range(depth_max + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, list | dict)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
+    level = nested([value])
+    for _ in range(depth_max):
+        level = nested(
+            inner for one in level for inner in (one.values() if type(one) is dict else one)
+        )
         if not level:
             return
     raise ValueError(f"it nests more than {depth_max} deep")

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError
-from resilient.format.bounds import check_depth
+from resilient.format.bounds import check_depth, nested
 from resilient.format.names import STATE_DOCUMENT
 from resilient.format.shard import read_header
 
@@ -70,11 +70,11 @@ def _walk(tree: Any) -> Iterator[str]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, list):
-            waiting += one
+            waiting += nested(one)
         elif isinstance(one, dict):
             tag = next(iter(one)) if len(one) == 1 else ""
             if not tag.startswith("$"):
-                waiting += one.values()
+                waiting += nested(one.values())
             elif tag == "$tensor":
                 yield _text(tag, one[tag])
             else:

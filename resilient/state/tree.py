@@ -21,12 +21,15 @@ from resilient.format.trees import tensors_of
 from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Tensors = dict[str, torch.Tensor]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The types of tensors that are whole on the rank that has them."""
+
+_NESTED = frozenset({list, dict})
+_PLAIN_VALUES = frozenset({type(None), bool, int, str})
 
 _DTYPE_WORDS = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
 
@@ -56,7 +59,7 @@ class _Flattener:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def visit(self, value: Any, path: str) -> Any:
-        if value is None or type(value) in (bool, int, str):
+        if type(value) in _PLAIN_VALUES:
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -76,7 +79,12 @@ class _Flattener:
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.visit(one, f"{path}/{escape(key)}") for key, one in value.items()}
+            return {
+                key: one
+                if type(one) in _PLAIN_VALUES or (type(one) is float and math.isfinite(one))
+                else self.visit(one, f"{path}/{escape(key)}")
+                for key, one in value.items()
+            }
         return {"$dict": self.pairs(value, path)}
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
@@ -189,7 +197,7 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
     """Return the value that :func:`flatten` took apart.
 
     Args:
-        tree: the JSON tree.
+        tree: the JSON tree; what is returned may share its lists and dicts.
         tensor: gives a tensor by name; each call may return the same object.
 
     Raises:
@@ -201,13 +209,19 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
 
 
 def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    # A history of what was logged has a hundred thousand dicts of numbers: those stay as they are.
     if isinstance(tree, list):
-        return [_build(one, tensor) for one in tree]
+        return [_build(one, tensor) for one in tree] if _is_nested(tree) else tree
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree)) if len(tree) == 1 else ""
     if not tag.startswith("$"):
-        return {key: _build(one, tensor) for key, one in tree.items()}
+        values = tree.values()
+        return (
+            dict(zip(tree, (_build(one, tensor) for one in values), strict=True))
+            if _is_nested(values)
+            else tree
+        )
     if tag == "$tensor":
         return tensor(tree[tag])
     raw = _build(tree[tag], tensor) if isinstance(tree[tag], list) else tree[tag]
@@ -217,6 +231,10 @@ def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
         raise IntegrityError(
             f"`{tag}` in a checkpoint's state says what cannot be: {error}"
         ) from error
+
+
+def _is_nested(values: Iterable[Any]) -> bool:
+    return not _NESTED.isdisjoint(map(type, values))
 
 
 def _read_dtype(raw: Any) -> torch.dtype:

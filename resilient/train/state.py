@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Facts about this process, not about training: every rank shows the same ones, keeps its own.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
+_PLAIN = frozenset({type(None), bool, int, float, str})
 _NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
 
 
@@ -54,8 +56,14 @@ class TrainerState:
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all fields; the same on every rank."""
-        return {**asdict(self), **dict.fromkeys(_OWN, True)}
+        """Return a copy of all fields; the same on every rank."""
+        # The history of a long run is most of it, and `deepcopy` takes its time.
+        brief = asdict(replace(self, log_history=[]))
+        history = [
+            dict(one) if _PLAIN.issuperset(map(type, one.values())) else deepcopy(one)
+            for one in self.log_history
+        ]
+        return brief | {"log_history": history} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the known fields; unknown ones, of a newer version, are left alone.

@@ -44,10 +44,12 @@ def test_every_rank_shows_the_same_state_and_keeps_its_own_place():
 
 
 def test_a_history_in_a_checkpoint_is_a_copy():
-    state = TrainerState(log_history=[{"loss": 1.0}])
+    state = TrainerState(log_history=[{"loss": 1.0}, {"of": [1]}])
     saved = state.state_dict()
     state.log_history.append({"loss": 2.0})
-    assert saved["log_history"] == [{"loss": 1.0}]
+    state.log_history[0]["loss"] = 3.0
+    state.log_history[1]["of"].append(2)
+    assert saved["log_history"] == [{"loss": 1.0}, {"of": [1]}]
 
 
 def test_only_flags_that_outlive_a_step_are_saved():
