@@ -92,6 +92,37 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             board, a value is not accepted, or a signature is required and there is no key.
     """
     world, clock = world or World(), SystemClock()
+    _require_common(url, world, board)
+    if retention is not None and keep_last is not None:
+        raise ConfigError("`keep_last` and `retention` say the same: use one of them")
+    kept = retention or Retention(keep_last)
+    bounds = (within_seconds, single_writer, save_unchanged)
+    limits = Limits(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
+    # A loop of the user's own has no other place that could ask for them.
+    options = read_storage_options(os.environ) if storage_options is None else storage_options
+    signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    desk = Desk(
+        store=open_store(url, storage_options=options),
+        comms=Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}"),
+        limits=limits,
+        clock=clock,
+        emit=emit or events.Emitter(clock, (events.console(),)),
+        signing=signing,
+    )
+    if not near_url:
+        return Checkpointer(desk, persister_for(keeper, url, options))
+    desk = with_near_tier(desk, open_store(near_url), tiering or Tiering())
+    if keeper is not None:
+        keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
+    return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options)))
+
+
+def _require_common(url: str, world: World, board: Board | None) -> None:
+    """Require that several ranks meet somewhere and save to one place.
+
+    Raises:
+        ConfigError: they do not.
+    """
     if board is None and world.size > 1:
         raise ConfigError(f"{world.size} ranks need a board to agree on checkpoints")
     if url.startswith("memory:") and world.size > 1:
@@ -100,28 +131,3 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             "their own",
             hint="use a folder or a bucket that all ranks reach",
         )
-    comms = Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}")
-    if retention is not None and keep_last is not None:
-        raise ConfigError("`keep_last` and `retention` say the same: use one of them")
-    kept = retention or Retention(keep_last)
-    limits = Limits(
-        kept,
-        within_seconds,
-        single_writer,
-        save_unchanged,
-        parity,
-        repair_on_restore,
-        pace_seconds_max,
-    )
-    told = emit or events.Emitter(clock, (events.console(),))
-    # A loop of the user's own has no other place that could ask for them.
-    options = read_storage_options(os.environ) if storage_options is None else storage_options
-    signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
-    store = open_store(url, storage_options=options)
-    desk = Desk(store, comms, limits, clock, told, signing)
-    if not near_url:
-        return Checkpointer(desk, persister_for(keeper, url, options))
-    desk = with_near_tier(desk, open_store(near_url), tiering or Tiering())
-    if keeper is not None:
-        keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
-    return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options)))

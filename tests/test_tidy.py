@@ -48,6 +48,7 @@ CATCH_ALL = {
     "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
     "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
+    "resilient/agent/workers/nursery.py",  # whatever a package raises when imported: see `step`
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
     "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }
@@ -238,6 +239,16 @@ def is_broad(handler):
     )
 
 
+def suppresses_all(node):
+    name = getattr(node.func, "attr", getattr(node.func, "id", "")) if is_call(node) else ""
+    broad = ("Exception", "BaseException")
+    return name == "suppress" and any(getattr(one, "id", "") in broad for one in node.args)
+
+
+def is_call(node):
+    return isinstance(node, ast.Call)
+
+
 def passes_on(handler):
     """Say whether a handler cleans up and raises again, which swallows nothing."""
     last = handler.body[-1]
@@ -250,9 +261,16 @@ def test_only_the_edges_catch_whatever_comes():
         for path, tree in trees(OURS)
         if short(path) not in CATCH_ALL
         for node in ast.walk(tree)
-        if isinstance(node, ast.ExceptHandler) and is_broad(node) and not passes_on(node)
+        if (isinstance(node, ast.ExceptHandler) and is_broad(node) and not passes_on(node))
+        or suppresses_all(node)
     ]
     assert not broad
+
+
+def test_a_suppression_of_whatever_comes_is_seen():
+    broad = ("suppress(Exception)", "contextlib.suppress(KeyError, BaseException)")
+    assert all(suppresses_all(ast.parse(one, mode="eval").body) for one in broad)
+    assert not suppresses_all(ast.parse("suppress(KeyError)", mode="eval").body)
 
 
 def test_code_is_ascii():

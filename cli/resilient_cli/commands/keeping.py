@@ -20,6 +20,7 @@ from resilient_cli.survey import Level
 from resilient_cli.views.rotation import pruning, tagging, untagging
 
 if TYPE_CHECKING:
+    from resilient.vault.rotation.rotate import Found
     from resilient_cli.render import Output
 
 ANSWER_IS_NO = 1
@@ -99,27 +100,14 @@ def prune(  # noqa: PLR0913 - the options of a command
         keep_tags=tuple(keep_tag or ()),
         verify_before_rotate="quick" if level is Level.QUICK else "full",
     )
-    if retention.is_empty:
-        raise UsageError(
-            "no policy was given, so there is nothing to decide by",
-            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
-        )
     output = output_of(ctx)
     asks = not (dry_run or yes)
-    if asks and not _is_somebody_there(output):
-        raise UsageError(
-            "prune deletes, and nobody is there to confirm it",
-            hint="look with --dry-run, then use --yes",
-        )
+    _require_decided(retention, output, asks=asks)
     store = open_repository(place, repo)
     committed_of(store)
     mine = max(list_numbers(store), default=0)
     found = look(store, retention, in_full=True)
-    unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
-    if unknown:
-        raise UsageError(
-            f"no tag `{unknown[0]}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
-        )
+    _require_tags(retention, found, store.url)
     plan = found.plan
     if asks and plan.doomed:
         show(pruning(store.url, found, plan, done=False), output)
@@ -129,6 +117,35 @@ def prune(  # noqa: PLR0913 - the options of a command
         plan = carry_out(store, found, mine)
     show(pruning(store.url, found, plan, done=not dry_run), output)
     return ANSWER_IS_NO if plan.held else 0
+
+
+def _require_decided(retention: Retention, output: Output, *, asks: bool) -> None:
+    """Require a policy, and somebody to answer where we ask.
+
+    Raises:
+        UsageError: there is none, or nobody.
+    """
+    if retention.is_empty:
+        raise UsageError(
+            "no policy was given, so there is nothing to decide by",
+            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
+        )
+    if asks and not _is_somebody_there(output):
+        raise UsageError(
+            "prune deletes, and nobody is there to confirm it",
+            hint="look with --dry-run, then use --yes",
+        )
+
+
+def _require_tags(retention: Retention, found: Found, url: str) -> None:
+    """Require that every tag of a policy is there: a wrong name would keep nothing.
+
+    Raises:
+        UsageError: one is not.
+    """
+    unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
+    if unknown:
+        raise UsageError(f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {url}")
 
 
 def _is_somebody_there(output: Output) -> bool:

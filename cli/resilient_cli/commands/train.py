@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,6 +172,10 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
     Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
+    hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)
+    preemptions = _parse_number(max_preemptions, "--max-preemptions")
+    limits = Limits(max_restarts, restart_window, preemptions, host_failures_max=max_host_failures)
+    wishes = build.Wishes(repo, resume, events, single_writer, storage_options=reach)
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
     options = build.TrainOptions(
         target=script,
@@ -180,26 +184,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
-        patience=build.Patience(
-            interval_seconds=monitor_interval,
-            grace_seconds=grace,
-            hang=parse_hang_rule(hang_deadline, hang_floor, hang_patience),
-            limits=Limits(
-                max_restarts,
-                restart_window,
-                _parse_number(max_preemptions, "--max-preemptions"),
-                host_failures_max=max_host_failures,
-            ),
-        ),
-        wishes=build.Wishes(
-            repo,
-            resume,
-            events,
-            single_writer,
-            storage_options=reach,
-            require_signature=require_signature,
-            is_warm=warm,
-        ),
+        patience=build.Patience(monitor_interval, grace, hang=hang, limits=limits),
+        wishes=replace(wishes, require_signature=require_signature, is_warm=warm),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
     )

@@ -85,7 +85,11 @@ class Imports:
         return self.is_pending and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:
-        """Import the next module; one that cannot be imported here is the worker's business."""
+        """Import the next module; one that cannot be imported here is the worker's business.
+
+        A package may raise anything where it lacks a library or a device, and the worker, which
+        imports it too, says so with its own traceback.
+        """
         note, self.is_settled = self._pending.pop(0), False
         name, variables = note["name"], note.get("variables")
         if variables is not None:
