@@ -16,6 +16,7 @@ FLAT_TOLD = f"{FLAT} -k fsdp1_is_told"
 FLAT_TRAINS = f"{FLAT} -k replicas_train"
 FP16 = f"{STRATEGIES}flat_fp16 -k overflow"
 TP = f"{STRATEGIES}ddp,tp_ddp -k tp_ddp"
+WAITS = "tests/process/test_groups_wait.py"
 FSDP1 = "resilient/strategies/fsdp1.py"
 DCP = "resilient/train/interop/dcp.py"
 ZERO = "resilient/train/interop/zero.py"
@@ -153,9 +154,23 @@ MUTANTS = [
     Mutant(
         "groups of tensor parallel ranks are not joined",
         "resilient/strategies/tensor_parallel.py",
-        "            self._over_groups().shard(model, mesh[self.sizes.names[:-1]])\n",
+        "            self._over_groups().shard(model, mesh[sizes.names[:-1]])\n",
         "            pass\n",
         TP,
+    ),
+    Mutant(
+        "groups of a mesh wait as long as torch likes",
+        "resilient/strategies/groups.py",
+        "    for group in mesh.get_all_groups():\n",
+        "    for group in ():\n",
+        WAITS,
+    ),
+    Mutant(
+        "groups of a pipeline wait as long as torch likes",
+        "resilient/strategies/groups.py",
+        "grouped(groups, timeout=patience())",
+        "grouped(groups)",
+        WAITS,
     ),
     Mutant(
         "an index may call what it likes",
