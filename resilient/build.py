@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 import uuid
@@ -11,7 +12,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.facts import RunEnded
+from resilient.agent.facts import AgentStarted, RunEnded
 from resilient.agent.keeper.memory import grant
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
@@ -210,6 +211,7 @@ def supervise(options: TrainOptions) -> int:
         PeerFailed: the rendezvous cannot be reached.
     """
     clock, emit, grace_seconds = SystemClock(), _emitter(options), options.patience.grace_seconds
+    emit(AgentStarted())
     stops = Stops(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
     watcher = Watcher(sources, stops, clock, emit, grace_seconds)
@@ -237,7 +239,8 @@ def _supervise(options: TrainOptions, stops: Stops, emit: Emitter) -> int:
 def _emitter(options: TrainOptions) -> Emitter:
     events = options.wishes.events
     sinks = [console(), *([json_lines(Path(events) / "agent.jsonl")] if events else [])]
-    return Emitter(SystemClock(), tuple(sinks), {})
+    # Agents of several hosts, and one after the other, may share the file.
+    return Emitter(SystemClock(), tuple(sinks), {"agent": f"{socket.gethostname()}:{os.getpid()}"})
 
 
 def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:

@@ -59,6 +59,7 @@ LONG_CLASSES = {"resilient/testing/store_contract.py StoreContract"}
 SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py", "resilient/loop.py")
 TORCH_FREE = (
     *("resilient.vault", "resilient.storage", "resilient.format", "resilient.layouts"),
+    "resilient.accounting",
     "resilient_cli",
 )
 

@@ -79,6 +79,16 @@ COMMANDS = {
         "audit",
         "Prove that no sample was lost or trained twice.",
     ),
+    "status": LazyCommand(
+        "resilient_cli.commands.report",
+        "status",
+        "Say where a run is: its step, its speed, what is durable, what is at risk.",
+    ),
+    "report": LazyCommand(
+        "resilient_cli.commands.report",
+        "report",
+        "Say where the wall clock of a run went, as text or as a page.",
+    ),
     "doctor": LazyCommand(
         "resilient_cli.commands.doctor",
         "doctor",

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient.agent.facts import (
     GroupRestarted,
+    LifeEnded,
     RunEnded,
     RunGivenUp,
     WorkerGroupStarted,
@@ -163,9 +164,11 @@ class ResilientAgent(SimpleElasticAgent):
         except OSError as error:
             return Outcome(Kind.FAILED, _CODE_HOST_UNHEALTHY, reason=str(error)), []
         try:
-            return self._watch()
+            outcome, failures = self._watch()
         finally:
             self._stop_workers(group)
+        self._tell_end(outcome)
+        return outcome, failures
 
     def _watch(self) -> tuple[Outcome, list[Failure]]:
         # Torch sets its attributes outside the constructor, so their types say None.
@@ -186,6 +189,11 @@ class ResilientAgent(SimpleElasticAgent):
         finally:
             self._stop_seconds = watch.stop_seconds
             members.stop()
+
+    def _tell_end(self, outcome: Outcome) -> None:
+        attempt = self._life.attempt if self._life else ""
+        step, took_seconds = self._health.last_step(), self._stop_seconds
+        self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, took_seconds))
 
     def _report(self, failures: list[Failure], action: Action) -> None:
         follows = (

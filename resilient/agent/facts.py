@@ -20,6 +20,13 @@ _TRACEBACK_LINES_MAX = 15
 
 
 @dataclass(frozen=True, slots=True)
+class AgentStarted(Event):
+    """An agent is there; what it says from here on is told under its name."""
+
+    level: ClassVar[Level] = Level.DEBUG  # the start of its first life says it to people
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGroupStarted(Event):
     """The workers of one life run on this host.
 
@@ -126,6 +133,26 @@ def tell_failure(failures: Sequence[Failure], life: int, safe: str, follows: str
         safe=safe,
         follows=follows,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEnded(Event):
+    """The last worker of this host is gone.
+
+    Attributes:
+        life: its number.
+        attempt: its name.
+        ended: how, as one word of :class:`resilient.agent.verdict.decide.Kind`.
+        step: the last that a worker of this host had finished, -1 for none.
+        stop_seconds: from the first sign that the life was over to this.
+    """
+
+    level: ClassVar[Level] = Level.DEBUG  # what follows says it to people
+    life: int
+    attempt: str
+    ended: str
+    step: int
+    stop_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
@@ -12,7 +13,7 @@ from tqdm.auto import tqdm
 from resilient.events import Emitter, Event, Level, LineFile, console, json_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from resilient.clock import Clock
@@ -133,6 +134,37 @@ class TrainingStarted(Event):
             f"{self.global_batch} per step on {self.world_size} ranks, "
             f"{self.trainable_parameters} parameters"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepEnded(Event):
+    """The first step of a life is done: whatever ended the life before is made good."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded(Event):
+    """Something other than a step held training up: ``saving``, ``evaluating``."""
+
+    level: ClassVar[Level] = Level.DEBUG
+    phase: str
+    took_seconds: float
+
+
+@contextmanager
+def timing(
+    phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
+) -> Iterator[None]:
+    """Tell how long training was held up inside, also if it is left by an error."""
+    began_seconds = clock.monotonic_seconds()
+    try:
+        yield
+    finally:
+        took_seconds = clock.monotonic_seconds() - began_seconds
+        if took_seconds >= at_least_seconds:
+            tell(PhaseEnded(phase, took_seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from resilient.strategies.detour import detour_of
 from resilient.train.data.sampling import draw_for_loader
 from resilient.train.data.streams import StreamLoader
 from resilient.train.leaving import Tier
-from resilient.train.reporting import TrainingStarted, TrainingStopped
+from resilient.train.reporting import FirstStepEnded, TrainingStarted, TrainingStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from torch import nn
     from torch.optim import Optimizer
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from resilient.train.state import TrainerState
     from resilient.train.stop import StopGate
     from resilient.train.trainer import Trainer
+
+
+# Each step asks whether a copy is made; only waits from here on are told.
+_STALL_SECONDS = 0.01
 
 
 def set_seed(seed: int) -> None:
@@ -66,6 +71,7 @@ class Run:
         pipeline: makes the passes of a step, if the model is cut into stages.
         leaves: makes the passes of a step, if gradients are joined in one fixed order.
         is_over: whether all ranks ended here together, and none of them failed.
+        is_fresh: whether no step was made yet.
     """
 
     strategy: Strategy
@@ -86,6 +92,7 @@ class Run:
     pipeline: Pipelined | None = None
     leaves: LeafPasses | None = None
     is_over: bool = False
+    is_fresh: bool = True
     parameters: list[nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +137,11 @@ class Run:
         if begins:
             draw_for_loader(self.cursor)
         return iter(self.loader) if self.rounds_left() else iter(())
+
+    def wait_for_copy(self, timing: Callable[..., AbstractContextManager[None]]) -> None:
+        """Wait until the state may change that a save is still copying; tell it if that is long."""
+        with timing("saving", _STALL_SECONDS):
+            self.saver.before_update()
 
     def rounds_left(self) -> int:
         """Return the rounds left in the epoch."""
@@ -195,6 +207,9 @@ class Run:
         """
         note, losses = self.ledger.end_step, self.meters.take_step()
         step, rounds = hooks.state.global_step, hooks.current_gradient_accumulation_steps
+        if self.is_fresh:
+            self.is_fresh = False
+            hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - what the whole gang tells
         if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
             self.ledger.settle(self.meters.means)
 

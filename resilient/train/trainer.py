@@ -176,7 +176,7 @@ class Trainer(TrainerBase):
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
         run.meters.end_step(grad_norm, optimizer.param_groups[0]["lr"])
         # The save before may still be copying what the optimizer is about to change.
-        run.saver.before_update()
+        run.wait_for_copy(self._timing)
         fire("on_pre_optimizer_step")
         stepped = self.precision.step(optimizer)
         fire("on_optimizer_step")
@@ -276,7 +276,7 @@ class Trainer(TrainerBase):
         run.strategy.align(run.model)
         run.settle_counts()
         self.state.stateful_callbacks = shown_states(self.callback_handler)
-        with self.session.pulse.during(Phase.SAVING):
+        with self._timing("saving"), self.session.pulse.during(Phase.SAVING):
             is_saved = run.saver.save()
         if is_saved:
             self.callback_handler.fire("on_save")

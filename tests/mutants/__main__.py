@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants import (
+    accounting,
     adapters,
     arguments,
     canonical,
@@ -73,6 +74,7 @@ LISTS = {
         integrity,
         crash,
         detection,
+        accounting,
         overlap,
         ledger,
         loop,

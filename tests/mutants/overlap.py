@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "the trainer does not wait before its optimizer's step",
         "resilient/train/trainer.py",
-        "        run.saver.before_update()\n        fire(",
+        "        run.wait_for_copy(self._timing)\n        fire(",
         "        fire(",
         TRAINER,
     ),

@@ -193,18 +193,25 @@ def test_events_are_written_as_json_lines(train):
     lines = (agent.folder / "events" / "agent.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["event"] for record in records] == [
+        "AgentStarted",
         "WorkerGroupStarted",
+        "LifeEnded",
         "ReactionChosen",
         "WorkerFailed",
         "GroupRestarted",
         "WorkerGroupStarted",
+        "LifeEnded",
         "ReactionChosen",
         "RunEnded",
     ]
-    assert records[1]["action"] == "Restart"
-    assert records[2]["error"] == "ValueError: boom"
-    assert len({record["run"] for record in records}) == 1
-    assert records[0]["attempt"] != records[4]["attempt"]
+    assert records[3]["action"] == "Restart"
+    assert records[4]["error"] == "ValueError: boom"
+    assert len({record["run"] for record in records[1:]}) == 1
+    assert len({record["agent"] for record in records}) == 1
+    assert [records[nth]["attempt"] for nth in (1, 6)] == [
+        records[nth]["attempt"] for nth in (2, 7)
+    ]
+    assert records[1]["attempt"] != records[6]["attempt"]
 
 
 def test_leftovers_of_a_run_are_removed(train, tmp_path):

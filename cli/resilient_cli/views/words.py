@@ -13,11 +13,31 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
 
 NONE = "-"
+_MINUTE, _SHORT = 59.95, 9.995
 
 
-def count(number: int, noun: str) -> str:
-    """Return ``1 file``, ``2 files``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def count(number: int, noun: str, several: str = "") -> str:
+    """Return ``1 file``, ``2 files``; ``several`` is a plural that is not the noun with an s."""
+    return f"{number} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def duration(length_ms: float | None) -> str:
+    """Return a length for people: ``0.25 s``, ``42.1 s``, ``3m 05s``, ``2h 14m``, ``3d 04h``."""
+    if length_ms is None:
+        return NONE
+    seconds = length_ms / 1000
+    if seconds < _MINUTE:
+        return f"{seconds:.2f} s" if seconds < _SHORT else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, names in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
+        if whole >= large:
+            return f"{whole // large}{names[0]} {whole % large // small:02d}{names[1]}"
+    return f"{whole} s"
+
+
+def share(part: float, whole: float) -> str:
+    """Return a share for people: ``81.2 %``."""
+    return f"{100 * part / whole:.1f} %" if whole else NONE
 
 
 def folder(checkpoint: CheckpointId | None) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from resilient.agent.health.gpus import GpuWatch
 from resilient.agent.health.heartbeat import Hang, Learned, Vital, find_hang
@@ -10,6 +12,7 @@ from resilient.agent.health.oom import OomWatch
 from resilient.agent.health.stacks import RankStacks, collect_stacks, state_of
 from resilient.agent.health.stragglers import find_stragglers
 from resilient.agent.verdict.causes import Evidence
+from resilient.events import Event, Level
 from resilient.world.pulse import pulse_path, read_signs, stacks_path
 
 if TYPE_CHECKING:
@@ -21,6 +24,25 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
 
 _LOOK_SECONDS = 0.25
+_TELL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSeen(Event):
+    """What the ranks of this host show, now and then, and when the first step of a life is done.
+
+    Attributes:
+        step: the last that all of them have finished, -1 before the first.
+        rank: one that has finished no more.
+        phase: what that one is doing.
+        median_seconds: of a step in this run, 0 when it was not learned yet.
+    """
+
+    level: ClassVar[Level] = Level.DEBUG
+    step: int
+    rank: int
+    phase: str
+    median_seconds: float
 
 
 class Health:
@@ -50,6 +72,8 @@ class Health:
         self._hangs = 0
         self._steps_at_hang = -1
         self._looked_at_seconds = 0.0
+        self._told_at_seconds = -math.inf
+        self._told_step = -1
 
     def begin(self, ranks: Mapping[int, int]) -> None:
         """Forget the ranks of the life before, and keep what was learned from them.
@@ -64,6 +88,7 @@ class Health:
         self._stopped.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
+        self._told_at_seconds, self._told_step = -math.inf, -1
         self._oom.begin()
         self._known = self._learned
 
@@ -83,6 +108,7 @@ class Health:
         found = (self._vital(local, pid, now_seconds) for local, pid in pids.items())
         vitals = [one for one in found if one is not None and one.rank in running]
         self._tell_stragglers(vitals)
+        self._tell_progress(vitals, now_seconds)
         if not self._rule.is_on:
             return None
         self._learned = self._known.after([one.signs for one in vitals])
@@ -103,6 +129,11 @@ class Health:
         """Return what every rank of this host is doing; a stopped one goes on for it."""
         return collect_stacks(self._notes, pids, self._ranks, self._clock)
 
+    def last_step(self) -> int:
+        """Return the last step that a rank of this host has finished in this life, -1 for none."""
+        signs = (read_signs(pulse_path(self._notes, local)) for local in self._ranks)
+        return max((one.step for one in signs if one is not None), default=-1)
+
     def _look_at_gpus(self) -> None:
         for fault in self._gpus.look():
             self._emit(fault)
@@ -116,6 +147,17 @@ class Health:
             if one.rank not in self._stragglers:
                 self._emit(one)
         self._stragglers = {one.rank for one in found}
+
+    def _tell_progress(self, vitals: Collection[Vital], now_seconds: float) -> None:
+        """Tell where the ranks are, every ten seconds and as soon as a step is done."""
+        last = min(vitals, key=lambda one: one.signs.step, default=None)
+        if last is None:
+            return
+        step, is_first = last.signs.step, last.signs.step >= 0 > self._told_step
+        if is_first or now_seconds - self._told_at_seconds >= _TELL_SECONDS:
+            self._told_at_seconds, self._told_step = now_seconds, step
+            phase, median_seconds = last.signs.phase.name.lower(), self._learned.median_seconds
+            self._emit(ProgressSeen(step, last.rank, phase, median_seconds or 0.0))
 
     def _vital(self, local: int, pid: int, now_seconds: float) -> Vital | None:
         signs = read_signs(pulse_path(self._notes, local))

@@ -26,12 +26,13 @@ from resilient.train.evaluation.evaluate_stream import StreamShare
 from resilient.train.model.batch import main_input
 from resilient.train.model.lowering import evaluation_dtype, weights_in
 from resilient.train.optimizers.create import set_mode
-from resilient.train.reporting import MetricsLogged
+from resilient.train.reporting import MetricsLogged, timing
 from resilient.train.stop import EvaluationCut
 from resilient.train.surface.hooks import TrainerHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import nn
@@ -173,7 +174,8 @@ class TrainerPrediction(TrainerHooks):
         before = RandomState().state_dict()
         self._gate = gate
         try:
-            return self.evaluate(ignore_keys=ignore_keys)
+            with self._timing("evaluating"):
+                return self.evaluate(ignore_keys=ignore_keys)
         except EvaluationCut:
             RandomState().load_state_dict(before)
             # The next life makes it.
@@ -261,6 +263,9 @@ class TrainerPrediction(TrainerHooks):
         """Emit a fact of the whole gang, which only rank zero tells."""
         if self.state.is_world_process_zero:
             self._emit(event, step=self.state.global_step)
+
+    def _timing(self, phase: str, at_least_seconds: float = 0.0) -> AbstractContextManager[None]:
+        return timing(phase, self.session.clock, self._tell, at_least_seconds)
 
 
 def speeds(

@@ -1,0 +1,85 @@
+"""``resilient report`` and ``resilient status``: where the time of a run went, and where it is."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.accounting.account import account
+from resilient.accounting.records import read_records
+from resilient.clock import SystemClock
+from resilient.errors import StoreError
+from resilient_cli.page.html import page_of
+from resilient_cli.places import output_of
+from resilient_cli.render import Format, show
+from resilient_cli.views.accounting import reporting
+from resilient_cli.views.progress import standing
+
+if TYPE_CHECKING:
+    from resilient.accounting.account import Account
+
+Run = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Folder of event files, or the output folder of the run; several for several hosts.",
+    ),
+]
+Page = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write one self-contained HTML page here.")
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Again and again, until the run ends.")]
+Interval = Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)]
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def report(ctx: typer.Context, run: Run, *, output: Page = None) -> None:
+    """Say where the wall clock of a run went: each second is in one class, and they sum to it.
+
+    Goodput is the share of it that was training whose steps are part of the result. It reads the
+    event files of all lives; the run may still go on.
+
+    Example: resilient report runs/mine -o run.html
+    """
+    found = account(read_records(run))
+    if output is not None:
+        _write(output, page_of(found, str(run[0])))
+    show(reporting(found, str(output) if output else ""), output_of(ctx))
+
+
+def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Interval = 2.0) -> None:
+    """Say where a run is: its step, its speed, what is durable, what would be lost now.
+
+    Example: resilient status runs/mine --watch
+    """
+    clock, output = SystemClock(), output_of(ctx)
+    while True:
+        now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
+        records = read_records(run)
+        found = account(records)
+        if not _is_over(found):
+            found = account(records, now_ms)
+        if watch and output.format is Format.HUMAN and sys.stdout.isatty():
+            sys.stdout.write(_CLEAR)
+        show(standing(found, now_ms), output)
+        if not watch or _is_over(found):
+            return
+        clock.sleep(interval)
+
+
+def _is_over(found: Account) -> bool:
+    return found.now.exit_code is not None or (found.now.is_done and not found.launches)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"cannot write `{path}`: {error.strerror}", hint="name another file"
+        ) from error

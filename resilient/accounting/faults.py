@@ -1,0 +1,197 @@
+"""What ended lives before their time, what each cost, and which work was done in vain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from resilient.accounting.timeline import Spent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from resilient.accounting.lives import Launch, Life
+    from resilient.accounting.spans import Doing
+    from resilient.accounting.timeline import Timeline
+
+_ECHO = "peer"
+_NAMES = {
+    "stopped": "preemption",
+    "preempted": "preemption",
+    "killed": "preemption",
+    "regrouped": "resize",
+    "unreachable": "rendezvous_lost",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What ended a life before training was done.
+
+    Attributes:
+        life: that ended.
+        at_ms: when it stopped being of use.
+        cause: in a word: one of the agent's causes, ``preemption``, ``resize``,
+            ``rendezvous_lost``, or ``agent_lost`` where nobody was left to say it.
+        detail: for a person.
+        host: where it began, if that is known.
+        rank: that failed first, -1 if none did.
+        down_ms: until the next life had done its first step; None if none has.
+        lost_steps: that had been done and were not part of what the next life began from.
+        lost: their spans of time, (from, to, life).
+    """
+
+    life: int
+    at_ms: int
+    cause: str
+    detail: str
+    host: str
+    rank: int
+    down_ms: int | None
+    lost_steps: int
+    lost: tuple[tuple[int, int, int], ...]
+
+    @property
+    def lost_ms(self) -> int:
+        """How long what is lost had taken, evaluations and saves among it included."""
+        return sum(ended_ms - began_ms for began_ms, ended_ms, _ in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """All faults of one cause.
+
+    Attributes:
+        count: how many.
+        mttr_ms: mean time from the fault to the next life's first step; None if none was mended.
+        lost_steps: steps done in vain.
+        lost_ms: the time they had taken.
+    """
+
+    count: int
+    mttr_ms: float | None
+    lost_steps: int
+    lost_ms: int
+
+
+def find_faults(doings: Sequence[Doing], launches: Sequence[Launch]) -> list[Fault]:
+    """Return what ended lives before their time, by time.
+
+    The steps that a life begins below are charged to the end of the life that trained before it,
+    also where that is a rollback into the work of lives that were long over.
+    """
+    left = {one.agent: one.exit_code for one in launches}
+    useful: list[_Piece] = []
+    found: list[Fault] = []
+    since = 0  # the first fault after the last training
+    for nth, one in enumerate(doings):
+        if one.training is not None:
+            steps, spans = _drop(useful, one.first_step)
+            if since < len(found):
+                found[since] = replace(found[since], lost_steps=steps, lost=spans)
+            since = len(found)
+            useful.append(_Piece(one, one.last_step, is_open=not one.is_over))
+        ended = _how_it_ended(one, left, is_last=nth == len(doings) - 1)
+        if ended is not None:
+            done = (later.first_step_ms for later in doings[nth + 1 :])
+            done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
+            at_ms = _useful_until(one)
+            down_ms = None if done_ms is None else max(0, done_ms - at_ms)
+            found.append(Fault(one.life.number, at_ms, *ended, down_ms, 0, ()))
+    return found
+
+
+def repairs_by_cause(faults: Iterable[Fault]) -> Mapping[str, Repair]:
+    """Return what the faults of each cause cost together, the most frequent cause first."""
+    groups: dict[str, list[Fault]] = defaultdict(list)
+    for one in faults:
+        groups[one.cause].append(one)
+    return {
+        cause: _sum_up(ones) for cause, ones in sorted(groups.items(), key=lambda g: -len(g[1]))
+    }
+
+
+def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
+    """Paint over the training that was done in vain."""
+    for fault in faults:
+        for began_ms, ended_ms, life in fault.lost:
+            line.paint(began_ms, ended_ms, Spent.LOST, life, {Spent.TRAINING})
+
+
+def _sum_up(faults: Sequence[Fault]) -> Repair:
+    downs = [one.down_ms for one in faults if one.down_ms is not None]
+    return Repair(
+        count=len(faults),
+        mttr_ms=sum(downs) / len(downs) if downs else None,
+        lost_steps=sum(one.lost_steps for one in faults),
+        lost_ms=sum(one.lost_ms for one in faults),
+    )
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Steps of a life that are part of the result so far: above its first, up to ``last``.
+
+    It is open while the time after its last step is of no step that was done: it died there.
+    """
+
+    doing: Doing
+    last: int
+    is_open: bool
+
+
+def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    """Take what was done beyond ``step`` out of the result; return how much that was, and when."""
+    steps, spans = 0, []
+    while useful and (useful[-1].last > step or useful[-1].is_open):
+        piece = useful[-1]
+        doing, training = piece.doing, piece.doing.training
+        assert training is not None, "a piece has trained"  # noqa: S101
+        first = min(max(step, doing.first_step), piece.last)
+        ended_ms = training.ended_ms if piece.is_open else doing.when_done(piece.last)
+        steps += piece.last - first
+        spans.append((doing.when_done(first), ended_ms, doing.life.number))
+        piece.last, piece.is_open = first, False
+        if first > doing.first_step:
+            break
+        useful.pop()
+    return steps, tuple(spans)
+
+
+def _useful_until(one: Doing) -> int:
+    over_ms = one.training.ended_ms if one.is_over and one.training else None
+    ends = (one.hung_ms, one.failed_ms, over_ms)
+    return next((at_ms for at_ms in ends if at_ms is not None), one.life.ended_ms)
+
+
+def _how_it_ended(
+    one: Doing, left: Mapping[str, int | None], *, is_last: bool
+) -> tuple[str, str, str, int] | None:
+    """Return cause, detail, host and rank of what ended a life; None if it is done or goes on."""
+    life = one.life
+    ends = life.told("LifeEnded")
+    kinds = [end.text("ended") for end in ends]
+    failures = life.told("WorkerFailed")
+    if failures and ("failed" in kinds or not kinds):
+        first = next((told for told in failures if told.text("cause") != _ECHO), failures[0])
+        detail = first.text("error") or _status(round(first.number("status")))
+        return first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
+    kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
+    if kind:
+        return _NAMES.get(kind, kind), _reason(life), ends[0].host, -1
+    if kinds or life.told("TrainingEnded"):
+        return None
+    if life.told("TrainingStopped"):
+        return "preemption", _reason(life), "", -1
+    is_gone = any(left.get(agent) is not None for agent in life.agents)
+    return None if is_last and not is_gone else ("agent_lost", "nobody told its end", "", -1)
+
+
+def _reason(life: Life) -> str:
+    asked = life.first("StopRequested") or life.first("TrainingStopped")
+    return asked.text("reason") if asked else ""
+
+
+def _status(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit {status}"

@@ -1,0 +1,138 @@
+"""Event files to records: of all lives, all hosts, and with a last line that was cut short.
+
+A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; what each event says is in its class.
+Times are whole milliseconds since 1970 from here on, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import RepositoryNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+WANTED = frozenset(
+    {
+        *("AgentStarted", "RunEnded", "RunGivenUp"),
+        *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
+        *("ProgressSeen", "NoticeHeard"),
+        *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
+        *("TrainingStopped", "TrainingEnded", "MetricsLogged", "PhaseEnded"),
+        *("CheckpointCommitted", "SaveAborted"),
+    }
+)
+"""Events that say something of time; the others are passed over."""
+
+AGENT_FILE = "agent.jsonl"
+_DAY_MS = 86_400_000
+_YEARS_MS = 36525 * _DAY_MS  # a century: what is later than 2070 was not written by a clock
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One event, as it was told.
+
+    Attributes:
+        at_ms: when, by the clock of its host.
+        event: name of its class.
+        source: the file that it stands in.
+        fields: everything that it says, as JSON has it.
+    """
+
+    at_ms: int
+    event: str
+    source: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """Return a field that should be a number, ``default`` if it is none."""
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return default
+        return value if math.isfinite(value) else default
+
+    def milliseconds(self, name: str) -> int:
+        """Return a length in seconds as milliseconds; what cannot be one counts as none."""
+        return min(_YEARS_MS, max(0, round(self.number(name) * 1000)))
+
+    def text(self, name: str) -> str:
+        """Return a field that should be a text, empty if it is none."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else ""
+
+    @property
+    def host(self) -> str:
+        """The host whose clock it was; empty if nothing says it."""
+        return self.agent.rpartition(":")[0] or self.text("host")
+
+    @property
+    def agent(self) -> str:
+        """The agent that told it, ``host:pid``; empty for what ranks tell."""
+        return self.text("agent") or (self.text("run") if self.source == AGENT_FILE else "")
+
+
+def read_records(folders: Sequence[Path]) -> list[Record]:
+    """Return the records of all event files in ``folders``, by time.
+
+    Each folder is one of event files, or a run's that has them in ``events``. Lines that are no
+    events are passed over: a process that is killed, or a disk that is full, leaves half a line.
+
+    Raises:
+        RepositoryNotFound: a folder holds no event file.
+        OSError: a file cannot be read.
+    """
+    found = [record for folder in folders for path in _files(folder) for record in _read(path)]
+    return sorted(found, key=lambda one: one.at_ms)
+
+
+def parse_line(line: str, source: str = "") -> Record | None:
+    """Return the record that a line holds, None if it is none that is wanted."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    event, at = fields.get("event"), fields.get("at")
+    if not isinstance(at, str) or not isinstance(event, str) or event not in WANTED:
+        return None
+    at_ms = _parse_time(at)
+    return None if at_ms is None else Record(at_ms, event, source, fields)
+
+
+def _files(folder: Path) -> list[Path]:
+    for place in (folder, folder / "events"):
+        files = sorted(place.glob("*.jsonl")) if place.is_dir() else []
+        files = [one for one in files if one.name == AGENT_FILE or one.name.startswith("rank-")]
+        if files:
+            return files
+    raise RepositoryNotFound(
+        f"no event files in `{folder}`: neither agent.jsonl nor rank-0.jsonl",
+        hint="name the FOLDER of `resilient train --events FOLDER`, or the output folder",
+    )
+
+
+def _read(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            record = parse_line(line, path.name)
+            if record is not None:
+                yield record
+
+
+def _parse_time(text: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        at_ms = round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return at_ms if 0 <= at_ms <= _YEARS_MS else None

@@ -1,0 +1,156 @@
+"""``resilient report`` and ``resilient status`` on the events of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from told import BEGAN, killed_run
+
+
+class Later:
+    """A clock so many seconds after the beginning of the run, that counts how often it waits."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.slept = 0
+
+    def now_iso(self):
+        return datetime.fromtimestamp(BEGAN + self.seconds, UTC).isoformat()
+
+    def sleep(self, seconds):
+        self.slept += 1
+        self.then()
+
+    def then(self):
+        """Do nothing meanwhile."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Write that many lines of the run, all if nothing is said; return its folder."""
+
+    def write(lines=None):
+        (tmp_path / "events").mkdir(exist_ok=True)
+        text = "\n".join(killed_run()[:lines])
+        (tmp_path / "events" / "agent.jsonl").write_text(text + "\n", encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def at(monkeypatch):
+    def set_clock(seconds):
+        clock = Later(seconds)
+        monkeypatch.setattr("resilient_cli.commands.report.SystemClock", lambda: clock)
+        return clock
+
+    return set_clock
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("report", ()), ("report-json", ("--json",)), ("report-plain", ("--format", "plain"))],
+)
+def test_where_the_time_went(name, options, run, call, matches):
+    folder = run()
+    matches(name, call("report", folder, *options), folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [("status-training", (9, 15)), ("status-silent", (9, 900)), ("status-done", (None, 999))],
+)
+def test_where_the_run_is(name, when, run, at, call, matches):
+    lines, seconds = when
+    folder = run(lines)
+    at(seconds)
+    matches(name, call("status", folder), folder)
+
+
+def test_status_in_json_is_one_object(run, at, call):
+    at(15)
+    said = json.loads(call("status", run(9), "--json").stdout)
+    assert said["schema"] == "resilient/status@1"
+    assert (said["state"], said["step"], said["risk_steps"]) == ("training", 8, 3)
+
+
+def test_watching_ends_with_the_run(run, at, call):
+    folder, clock = run(9), at(15)
+    clock.then = run
+    outcome = call("status", folder, "--watch", "--json")
+    states = [json.loads(one)["state"] for one in outcome.stdout.splitlines()]
+    assert states == ["training", "done"]
+    assert clock.slept == 1
+
+
+def test_no_events_are_not_found(tmp_path, call):
+    outcome = call("report", tmp_path)
+    assert outcome.status == 66
+    assert "--events FOLDER" in outcome.stderr
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to, and that its elements are closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.referred, self.seen = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.referred += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag not in ("meta", "path", "rect"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("path", "rect"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_beside_it_and_says_what_happened(run, call, tmp_path):
+    path = tmp_path / "run.html"
+    assert call("report", run(), "-o", path).status == 0
+    text = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == page.referred == []
+    assert page.seen.count("svg") == 2
+    assert not {"script", "link", "img"} & set(page.seen)
+    assert not re.search(r"url\(|@import|https?:", text)
+    for word in ("36.7 %", "aws: spot terminate", "signal 9", "checkpoint-5-g1", "rolled back"):
+        assert word in text
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_what_others_wrote_into_events_is_no_part_of_the_page(run, call, tmp_path):
+    folder = run()
+    file = folder / "events" / "agent.jsonl"
+    evil = "<script>alert(1)</script>"
+    spoiled = file.read_text().replace("aws: spot terminate", evil)
+    file.write_text(spoiled.replace("checkpoint-5-g1", f"checkpoint-5-{evil}"))
+    assert call("report", folder, "-o", tmp_path / "run.html").status == 0
+    assert "<script" not in (tmp_path / "run.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_an_error(run, call, tmp_path):
+    outcome = call("report", run(), "-o", tmp_path / "no" / "run.html")
+    assert "cannot write" in outcome.stderr
+    assert outcome.status != 0
+
+
+def test_no_torch_is_loaded(run):
+    program = (
+        "import sys; from resilient_cli.app import main; "
+        "assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, "report", str(run())], check=True)

@@ -1,0 +1,74 @@
+"""Defects of the account of a run's time."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ACCOUNT = "tests/unit/accounting/test_account.py"
+PAGE = "tests/cli/test_report.py"
+
+MUTANTS = [
+    Mutant(
+        "what a failure took to end counts as training",
+        "resilient/accounting/spans.py",
+        '*(one.at_ms - one.milliseconds("stop_seconds") for one in failed)',
+        "*(one.at_ms for one in failed)",
+        f"{ACCOUNT} -k known_run",
+    ),
+    Mutant(
+        "a hang is known from its first moment",
+        "resilient/accounting/spans.py",
+        'return hang.at_ms - hang.milliseconds("waited_seconds") if hang else None',
+        "return hang.at_ms if hang else None",
+        f"{ACCOUNT} -k hang",
+    ),
+    Mutant(
+        "training that was done in vain counts as useful",
+        "resilient/accounting/account.py",
+        "    paint_lost(line, faults)\n",
+        "    _ = paint_lost\n",
+        f"{ACCOUNT} -k known_run",
+    ),
+    Mutant(
+        "a rollback loses the work of one life only",
+        "resilient/accounting/faults.py",
+        "        useful.pop()\n",
+        "        break\n",
+        f"{ACCOUNT} -k rollback",
+    ),
+    Mutant(
+        "a piece that is cut takes the class of the first",
+        "resilient/accounting/timeline.py",
+        "self._colours.insert(nth, self._colours[nth - 1])",
+        "self._colours.insert(nth, self._colours[0])",
+        ACCOUNT,
+    ),
+    Mutant(
+        "the end of the wall clock is left out",
+        "resilient/accounting/timeline.py",
+        "pairwise([*self._cuts, self._ended_ms]), self._colours, strict=True",
+        "pairwise(self._cuts), self._colours, strict=False",
+        f"{ACCOUNT} -k whatever",
+    ),
+    Mutant(
+        "clocks are believed",
+        "resilient/accounting/clocks.py",
+        "one if abs(one) > TOLERANCE_MS else 0",
+        "one if abs(one) > 1 << 60 else 0",
+        f"{ACCOUNT} -k clock",
+    ),
+    Mutant(
+        "half a line is an error",
+        "resilient/accounting/records.py",
+        "    except (ValueError, RecursionError):\n",
+        "    except RecursionError:\n",
+        f"{ACCOUNT} -k half",
+    ),
+    Mutant(
+        "a page shows what others wrote as it is",
+        "cli/resilient_cli/page/html.py",
+        "escape(one.detail or NONE)",
+        "(one.detail or NONE)",
+        f"{PAGE} -k no_part_of_the_page",
+    ),
+]

@@ -1,0 +1,190 @@
+"""Where the time of a run went: of one that is known to the millisecond, and of wild ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told import BEGAN, killed_run, line, record, records_of
+
+from resilient.accounting.account import SILENT_MS, account
+from resilient.accounting.records import WANTED, parse_line, read_records
+from resilient.accounting.timeline import Spent
+from resilient.errors import RepositoryNotFound
+
+
+@pytest.fixture
+def found():
+    return account(records_of(killed_run()))
+
+
+def test_every_second_of_a_known_run_has_its_class(found):
+    assert found.spent_ms == {
+        Spent.TRAINING: 18_000,
+        Spent.LOST: 3_500,
+        Spent.EVALUATION: 1_000,
+        Spent.SAVE_STALL: 500,
+        Spent.RESTORE: 1_000,
+        Spent.START: 1_250 + 4_250 + 2_000 + 1_000 + 3_000,
+        Spent.RENDEZVOUS: 500,
+        Spent.DETECT: 0,
+        Spent.TEARDOWN: 1_000,
+        Spent.WAIT: 1_000,
+        Spent.FINISH: 1_000 + 1_000 + 1_000 + 1_000,
+        Spent.DOWN: 7_000,
+    }
+    assert found.wall_ms == 49_000
+    assert found.goodput == pytest.approx(18 / 49)
+
+
+def test_faults_have_their_cause_their_cost_and_their_repair(found):
+    killed, taken = found.faults
+    assert (killed.cause, killed.detail, killed.rank) == ("signal", "signal 9", 1)
+    assert (killed.lost_steps, killed.down_ms) == (4, 6_000)
+    assert (taken.cause, taken.detail) == ("preemption", "aws: spot terminate")
+    assert (taken.lost_steps, taken.lost_ms, taken.down_ms) == (0, 0, 14_000)
+    assert found.repairs["signal"].mttr_ms == 6_000
+    assert found.lost_steps == 4
+
+
+def test_what_was_rolled_back_is_marked_in_the_losses(found):
+    assert [(one.life, one.step, one.is_lost) for one in found.losses] == [
+        (1, 6, True),
+        (1, 8, True),
+        (2, 8, False),
+    ]
+
+
+def test_where_the_run_is(found):
+    assert (found.now.step, found.now.max_steps, found.now.exit_code) == (15, 15, 0)
+    assert found.now.is_done
+    assert [(one.checkpoint, one.step, one.written_bytes) for one in found.saved] == [
+        ("checkpoint-5-g1", 5, 600)
+    ]
+    assert found.risk_steps == 10
+
+
+def test_a_hang_is_detected_from_its_last_sign_on():
+    lines = [
+        *killed_run()[:8],
+        line(13.5, "HangFound", agent="a:1", rank=1, waited_seconds=1.5),
+        line(15, "LifeEnded", agent="a:1", attempt="x", ended="failed", step=6, stop_seconds=1.0),
+        line(15.2, "WorkerFailed", agent="a:1", cause="hang", status=-9, rank=1, host="a"),
+    ]
+    found = account(records_of(lines))
+    assert found.spent_ms[Spent.DETECT] == 2_000
+    assert found.spent_ms[Spent.TEARDOWN] == 1_000
+    assert found.faults[0].cause == "hang"
+
+
+def test_a_rollback_into_an_older_life_loses_the_work_of_both():
+    lines = [
+        *killed_run()[:22],
+        line(41, "WorkerGroupStarted", agent="a:2", attempt="z", world_size=2),
+        line(44, "TrainingStarted", rank=0, generation=3, step=1, global_step=1, max_steps=15),
+        line(45, "FirstStepEnded", rank=0, generation=3, step=2, global_step=2),
+    ]
+    found = account(records_of(lines))
+    assert [one.lost_steps for one in found.faults] == [4, 11]
+    assert found.spent_ms[Spent.TRAINING] == 1_000 + 1_000
+    assert sum(found.spent_ms.values()) == found.wall_ms
+
+
+def test_a_machine_that_vanishes_is_a_fault_of_its_own():
+    lines = [one for one in killed_run() if "LifeEnded" not in one and "RunEnded" not in one]
+    lines = [one for one in lines if "Stop" not in one and "WorkerFailed" not in one]
+    found = account(records_of(lines))
+    assert [one.cause for one in found.faults] == ["agent_lost", "agent_lost"]
+
+
+def test_ranks_without_an_agent_have_lives_of_their_own():
+    lines = [one for one in killed_run() if '"agent"' not in one]
+    found = account(records_of(lines))
+    assert len(found.doings) == 3
+    assert found.lost_steps == 3, "the last step that it told of is 8"
+    assert sum(found.spent_ms.values()) == found.wall_ms
+
+
+def test_a_clock_that_is_an_hour_ahead_is_set_right():
+    lines = killed_run()
+    there = [record(3602, "AgentStarted", agent="b:7")]
+    for at_seconds, attempt in ((3602, "x"), (3617, "y")):
+        there.append(record(at_seconds, "WorkerGroupStarted", agent="b:7", attempt=attempt))
+    there.append(record(3633, "RunEnded", agent="b:7", exit_code=75))
+    found = account([*records_of(lines), *there])
+    assert found.skew_ms == {"b": pytest.approx(3_600_000, abs=500)}
+    assert found.wall_ms == 49_000
+    assert len(found.doings) == 3
+
+
+def test_a_run_that_goes_on_is_carried_to_the_present_and_one_that_is_silent_is_not():
+    told = records_of(killed_run()[:7])
+    now_ms = (BEGAN + 15) * 1000
+    found = account(told, now_ms)
+    assert found.wall_ms == 15_000
+    assert found.spent_ms[Spent.DOWN] == 0
+    assert found.faults == ()
+    silent = account(told, now_ms + SILENT_MS)
+    assert silent.spent_ms[Spent.DOWN] == SILENT_MS + 3_000
+
+
+def test_half_a_line_and_foreign_lines_are_passed_over(tmp_path):
+    lines = [*killed_run(), "[]", '{"at": 5}', '{"at": "x", "event": "RunEnded"}', "{" * 9999]
+    half = line(50, "RunEnded", agent="a:2", exit_code=1)[:-9]
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "agent.jsonl").write_text("\n".join([*lines, half]), encoding="utf-8")
+    (tmp_path / "steps-0.jsonl").write_text("{}\n", encoding="utf-8")
+    assert account(read_records([tmp_path])) == account(
+        [parse_line(one, "agent.jsonl") for one in killed_run()]
+    )
+    with pytest.raises(RepositoryNotFound):
+        read_records([tmp_path / "nothing"])
+
+
+NUMBERS = st.one_of(
+    st.integers(-5, 40), st.floats(allow_nan=True), st.none(), st.just("text"), st.booleans()
+)
+WILD = st.builds(
+    lambda at, event, agent, numbers, texts: record(
+        at,
+        event,
+        **({"agent": agent} if agent else {"rank": 0}),
+        **numbers,
+        **texts,
+    ),
+    st.floats(0, 100),
+    st.sampled_from(sorted(WANTED)),
+    st.sampled_from(["", "", "a:1", "a:2", "b:3"]),
+    st.dictionaries(
+        st.sampled_from(
+            (
+                *("generation", "step", "global_step", "took_seconds", "stop_seconds"),
+                *("met_seconds", "start_seconds", "waited_seconds", "commit_seconds"),
+                *("stall_seconds", "exit_code"),
+            )
+        ),
+        NUMBERS,
+    ),
+    st.fixed_dictionaries(
+        {
+            "attempt": st.sampled_from(["", "x", "y", "z"]),
+            "ended": st.sampled_from(["", "failed", "stopped", "succeeded", "regrouped"]),
+            "phase": st.sampled_from(["saving", "evaluating", ""]),
+        }
+    ),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(WILD, max_size=40), st.integers(0, 200_000))
+def test_the_classes_sum_to_the_wall_clock_whatever_was_told(told, after_ms):
+    """Also of runs whose events contradict each other, were lost, or are of a broken clock."""
+    until_ms = BEGAN * 1000 + after_ms if told else 0
+    found = account(told, until_ms)
+    assert sum(found.spent_ms.values()) == found.wall_ms
+    ends = [found.began_ms, *(one.ended_ms for one in found.intervals)]
+    starts = [*(one.began_ms for one in found.intervals), found.ended_ms]
+    assert ends == starts
+    assert all(one.length_ms > 0 for one in found.intervals)
+    assert all(one.lost_steps >= 0 for one in found.faults)
+    assert 0 <= found.goodput <= 1
