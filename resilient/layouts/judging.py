@@ -29,7 +29,8 @@ def judge(contents: Contents, path: str, sibling: str = "") -> Verdict:
     """
     fatal = [one for one in contents.problems if one.is_fatal]
     if fatal:
-        why = tuple(f"{one.place}: {one.what}" for one in fatal[:_NAMED_MAX])
+        named = fatal[:_NAMED_MAX]
+        why = tuple(one.what if one.place == "." else f"{one.place}: {one.what}" for one in named)
         # What mends one loss is no help where there are others.
         helps = {one.help for one in fatal}
         told = helps.pop() if len(helps) == 1 else ""

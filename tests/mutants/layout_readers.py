@@ -15,7 +15,7 @@ MUTANTS = [
         "resilient/layouts/pickles.py",
         "if len(key) > DEPTH_MAX or not all(_is_plain(one) for one in key):",
         "if len(key) > DEPTH_MAX:",
-        f"{PICKLES} -k tuple_of_tuples --timeout 20",
+        f"{PICKLES} -k tuple_of_tuples",
     ),
     Mutant(
         "opcodes are not counted",

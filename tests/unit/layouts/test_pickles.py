@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import time
 from collections import OrderedDict
 
 import pytest
@@ -72,13 +71,11 @@ def test_a_module_that_it_names_is_not_imported():
 
 
 def test_a_tuple_of_tuples_is_no_key():
-    # Its hash takes twice as long with every level: this one would never come to an end.
-    levels = b"".join(b"\x86\x94h" + bytes([at]) + b"h" + bytes([at]) for at in range(1, 60))
+    # Its hash takes twice as long with every level; with 60 of them it would never come to an end.
+    levels = b"".join(b"\x86\x940h" + bytes([at]) + b"h" + bytes([at]) for at in range(1, 20))
     bomb = b"\x80\x04}\x94NN" + levels + b"\x86K\x01s."
-    began = time.monotonic()
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unreadable, match="as a key"):
         read_pickle(bomb)
-    assert time.monotonic() - began < 30
 
 
 def test_a_number_that_collides_with_all_others_is_no_key():
