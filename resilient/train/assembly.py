@@ -23,6 +23,7 @@ from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.ledger import Ledger
 from resilient.train.measures.counting import Counter, TokenCount
 from resilient.train.measures.meters import Meters
+from resilient.train.measures.spikes import LossWatch, watch_for
 from resilient.train.model.compiling import compile_in_place
 from resilient.train.model.papers import PAPERS, papers_of
 from resilient.train.model.precision import Precision
@@ -57,7 +58,7 @@ RESERVED = (
     *PARTS,
     RANDOM,
     REDUCTION,
-    *("trainer_state", "data", "callbacks", "meters", "best", "rng_state", *PAPERS),
+    *("trainer_state", "data", "callbacks", "meters", "losses", "best", "rng_state", *PAPERS),
 )
 
 
@@ -80,14 +81,14 @@ def assemble(
     schedules.require_evaluations(args, scheduler)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
-    meters, best, leaves = _meters_for(hooks), Best(), passes_for(hooks, topic)
+    (meters, watch), best, leaves = _meters_for(hooks), Best(), passes_for(hooks, topic)
     parts = {
         **bound.parts,
         **_stepping(bound.updates, scheduler),
         "trainer_state": Part(state, document="trainer_state.json"),
         "data": Part(cursor),
         "callbacks": Part(callbacks),
-        **_measured(meters, best, leaves),
+        **_measured(meters, watch, best, leaves),
         **papers_of(hooks.model, hooks.processing_class),
         **registered,
         # Last, so that nothing that is loaded can draw from the restored streams.
@@ -107,6 +108,7 @@ def assemble(
         gate=session.stop_gate(topic),
         accumulation=args.gradient_accumulation_steps,
         scheduled_steps=state.max_steps,
+        watch=watch,
         farewell=partial(say_farewell, session.gang, topic),
         fitting=fitting_for(args, strategy, bound.model, session),
         pipeline=pipeline_for(hooks),
@@ -178,19 +180,28 @@ def _counter_for(hooks: TrainerHooks, state: TrainerState) -> Counter:
     return Counter(state, session.device, ranks, copies, tokens_of, flos_of)
 
 
-def _meters_for(hooks: TrainerHooks) -> Meters:
-    session, filters = hooks.session, hooks.args.logging_nan_inf_filter
+def _meters_for(hooks: TrainerHooks) -> tuple[Meters, LossWatch]:
+    """Return what measures the losses, and what judges them.
+
+    Raises:
+        ConfigError: training is to go back, and in this data or without checkpoints it cannot.
+    """
+    args, session = hooks.args, hooks.session
     # What a step's loss is with canonical reduction, each rank knows without the others.
-    ranks = 1 if is_canonical(hooks.args) else session.world.size
-    return Meters(session.device, ranks, filters=filters)
+    ranks = 1 if is_canonical(args) else session.world.size
+    watch = watch_for(args, hooks.train_dataset, session.device, ranks)
+    return Meters(session.device, ranks, filters=args.logging_nan_inf_filter), watch
 
 
-def _measured(meters: Meters, best: Best, leaves: LeafPasses | None) -> dict[str, Part]:
+def _measured(
+    meters: Meters, watch: LossWatch, best: Best, leaves: LeafPasses | None
+) -> dict[str, Part]:
     """Return the parts of what was measured; of a canonical step all ranks know the same."""
+    losses = {"losses": Part(watch, optional=True)} if watch.is_on else {}
     if leaves is None:
-        return {"meters": Part(meters, scope="rank"), "best": Part(best)}
+        return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}
     begun = Part(leaves.arithmetic, optional=True)
-    return {"meters": Part(meters, optional=True), "best": Part(best), REDUCTION: begun}
+    return {"meters": Part(meters, optional=True), **losses, "best": Part(best), REDUCTION: begun}
 
 
 def _ledger_for(hooks: TrainerHooks) -> Ledger:

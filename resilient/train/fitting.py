@@ -126,6 +126,7 @@ class _Before:
             one.copy_(old)
         run.optimizer.zero_grad(set_to_none=True)
         run.cursor.samples = self.samples
+        run.watch.forget()
         run.meters.rewind(self.loss)
         run.counter.rewind(self.counts)
         # Last: samples and dropout of the next attempt are drawn as those of this one were.

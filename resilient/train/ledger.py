@@ -59,6 +59,18 @@ class Steps(NamedTuple):
     steps: int = 1
 
 
+class Skip(NamedTuple):
+    """A stretch of an epoch that is left out on purpose."""
+
+    epoch: int
+    start: int
+    stop: int
+    reason: str
+
+
+Entry = Steps | Skip | str
+
+
 class Ledger:
     """Notes what each step trains on, and closes a segment for each save.
 
@@ -71,20 +83,24 @@ class Ledger:
         self._is_kept = is_kept
         self._ranks = ranks
         self._chain = Anchor("", "", 0, Place())
-        self._entries: list[Steps | str] = []
+        self._entries: list[Entry] = []
         self._unread: list[list[Any]] = []
         self._losses: list[float] = []
-        self._unsure: tuple[Anchor, list[Steps | str], list[float]] | None = None
+        self._unsure: tuple[Anchor, list[Entry], list[float]] | None = None
         self._order: tuple[int, int, str] | None = None
 
     def begin(self, resumed: Resumed | None, step: int, cursor: Cursor) -> None:
         """Go on from the checkpoint that this life began from, or begin here if it has no ledger.
+
+        What was noted and not saved is forgotten: those steps are given up.
 
         Raises:
             IntegrityError: what its manifest says of the ledger makes no sense.
         """
         anchor = Anchor.from_data(resumed.data) if resumed else None
         self._chain = anchor or Anchor("", "", 0, Place(step, cursor.epoch, cursor.samples))
+        self._entries, self._unread, self._losses = [], [], []
+        self._unsure = self._order = None
 
     def see_order(self, cursor: Cursor, kind: str, order: torch.Tensor | None) -> None:
         """Note the order of the cursor's epoch.
@@ -145,11 +161,23 @@ class Ledger:
             )
         return len(self._unread) >= SETTLED_EVERY
 
-    def leave_out(self, cursor: Cursor, reason: str) -> None:
-        """Note that the rest of the cursor's epoch is left out on purpose."""
-        if self._is_kept:
+    def leave_out(
+        self, cursor: Cursor, reason: str, *, until: tuple[int, int] | None = None
+    ) -> None:
+        """Note that samples are left out on purpose, from where the cursor is.
+
+        Args:
+            cursor: the position; it stays.
+            reason: why, in a few words.
+            until: epoch, and samples of it; None: the end of the cursor's epoch.
+        """
+        if not self._is_kept:
+            return
+        if until is None:
             stop = max(cursor.samples, cursor.size)
-            self._entries.append(row_of("skip", cursor.epoch, cursor.samples, stop, reason))
+            self._entries.append(Skip(cursor.epoch, cursor.samples, stop, reason))
+        else:
+            self._entries += _stretch(cursor, until, reason)
 
     def settle(self, means: Means) -> None:
         """Read the losses that were noted. Collective.
@@ -181,6 +209,10 @@ class Ledger:
             if isinstance(one, str):
                 rows.append(one)
                 continue
+            if isinstance(one, Skip):
+                rows.append(row_of("skip", *one))
+                place = Place(place.step, one.epoch, one.stop)
+                continue
             rows.append(step_row(place, one[:-1], next(read)))
             place = Place(one.last, one.epoch, one.stop)
         segment = Segment(
@@ -207,9 +239,9 @@ class Ledger:
 
     def _fold(self) -> None:
         """Let steps share records, so that a run that never saves needs no more memory."""
-        read, folded, losses = iter(self._losses), list[Steps | str](), list[float]()
+        read, folded, losses = iter(self._losses), list[Entry](), list[float]()
         for one in _runs(self._entries):
-            if isinstance(one, str):
+            if isinstance(one, (Skip, str)):
                 folded.append(one)
                 continue
             folded.append(_sum_of(one))
@@ -218,19 +250,34 @@ class Ledger:
         self._entries, self._losses = folded, losses
 
 
-def _runs(entries: Iterable[Steps | str]) -> Iterable[list[Steps] | str]:
+def _stretch(cursor: Cursor, until: tuple[int, int], reason: str) -> Iterable[Skip | str]:
+    """Yield what is left out from the cursor to ``until``: epoch, and samples of it.
+
+    An epoch of which no sample was seen has no order in the ledger yet, and so no size.
+    """
+    epoch, start = cursor.epoch, cursor.samples
+    while (epoch, start) < until:
+        stop = cursor.size if epoch < until[0] else until[1]
+        if not start:
+            yield row_of("order", epoch, cursor.size, cursor.seed, "unknown", "")
+        if start < stop:
+            yield Skip(epoch, start, stop, reason)
+        epoch, start = epoch + 1, 0
+
+
+def _runs(entries: Iterable[Entry]) -> Iterable[list[Steps] | Skip | str]:
     """Yield rows as they are, and steps of one kind by up to ``FOLDED``."""
     for kind, some in groupby(entries, _kind):
         if kind is None:
-            yield from (one for one in some if isinstance(one, str))
+            yield from (one for one in some if not isinstance(one, Steps))
             continue
         steps = [one for one in some if isinstance(one, Steps)]
         for first in range(0, len(steps), FOLDED):
             yield steps[first : first + FOLDED]
 
 
-def _kind(entry: Steps | str) -> tuple[int, int, int] | None:
-    return None if isinstance(entry, str) else (entry.epoch, entry.batch, entry.seats)
+def _kind(entry: Entry) -> tuple[int, int, int] | None:
+    return (entry.epoch, entry.batch, entry.seats) if isinstance(entry, Steps) else None
 
 
 def _sum_of(steps: list[Steps]) -> Steps:

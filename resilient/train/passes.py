@@ -53,7 +53,7 @@ def pass_through(
     runs = [partial(_loss, trainer, one, counted) for one in batches]
     losses = run.pipeline.passes(runs, batches)
     for nth, (inputs, loss) in enumerate(zip(samples, losses, strict=True), 1):
-        run.meters.add_loss(loss)
+        run.add_loss(loss)
         if run.counter.is_on:
             run.counter.add(inputs)
         run.cursor.advance(run.deal)

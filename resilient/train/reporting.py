@@ -197,6 +197,39 @@ class TrainingStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """The loss broke: training went back, and the data since then is left out.
+
+    Attributes:
+        reason: what was wrong with the loss.
+        global_step: the step that was not made.
+        checkpoint: what training went back to.
+        skipped: where the data was left and is taken up again: epoch, samples, epoch, samples.
+        times: how often the run has gone back, this time included.
+        limit: how often it may.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+    global_step: int
+    checkpoint: str
+    skipped: list[int]
+    times: int
+    limit: int
+
+    def line(self) -> str:
+        """Say why, how far back, and which data is left out."""
+        epoch, samples, to_epoch, to_samples = self.skipped
+        place = f"{samples} to {to_samples} of epoch {epoch}"
+        if epoch != to_epoch:
+            place = f"{samples} of epoch {epoch} to {to_samples} of epoch {to_epoch}"
+        return (
+            f"went back from step {self.global_step} to {self.checkpoint}: {self.reason}; samples "
+            f"{place} are left out ({self.times} of {self.limit} times)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LastSaveChosen(Event):
     """How far the save of a stop is to get in the time that is left.
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.train.ledger import Ledger
     from resilient.train.measures.counting import Counter
     from resilient.train.measures.meters import Meters
+    from resilient.train.measures.spikes import LossWatch
     from resilient.train.reduction.passes import LeafPasses
     from resilient.train.saving import Saver
     from resilient.train.state import TrainerState
@@ -70,6 +71,9 @@ class Run:
         fitting: finds a batch that fits into memory, if asked to.
         pipeline: makes the passes of a step, if the model is cut into stages.
         leaves: makes the passes of a step, if gradients are joined in one fixed order.
+        watch: judges the loss of each step.
+        turns_ahead: how many more turns the gate has counted than steps, since steps were made
+            again.
         is_over: whether all ranks ended here together, and none of them failed.
         is_fresh: whether no step was made yet.
     """
@@ -88,9 +92,11 @@ class Run:
     accumulation: int
     farewell: Callable[[], None]
     scheduled_steps: int
+    watch: LossWatch
     fitting: Fitting | None = None
     pipeline: Pipelined | None = None
     leaves: LeafPasses | None = None
+    turns_ahead: int = 0
     is_over: bool = False
     is_fresh: bool = True
     parameters: list[nn.Parameter] = field(init=False)
@@ -142,6 +148,10 @@ class Run:
         """Wait until the state may change that a save is still copying; tell it if that is long."""
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
+
+    def may_begin(self, step: int) -> bool:
+        """Ask the gate whether to begin a step, which may have been begun before."""
+        return self.gate.enter(step + self.turns_ahead)
 
     def rounds_left(self) -> int:
         """Return the rounds left in the epoch."""
@@ -196,6 +206,24 @@ class Run:
             if cursor.samples < cursor.size or (cut_short and not cursor.size):
                 self.ledger.leave_out(cursor, "cut short" if cut_short else "incomplete round")
             cursor.next_epoch()
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Count the loss of a micro-batch, already divided by the micro-batches of its step."""
+        self.watch.add(loss)
+        self.meters.add_loss(loss)
+
+    def judge_step(self, grad_norm: torch.Tensor, *, expects_infinite: bool) -> None:
+        """Measure the gradients of a step, and judge it before its update. Collective.
+
+        Args:
+            grad_norm: before clipping, a scalar.
+            expects_infinite: whether infinite gradients lead to a smaller scale, and to no harm.
+
+        Raises:
+            LossBroken: on all ranks alike.
+        """
+        self.meters.end_step(grad_norm, self.optimizer.param_groups[0]["lr"])
+        self.watch.judge(None if expects_infinite else grad_norm)
 
     def end_step(self, hooks: Trainer, start: int, *, updated: bool) -> None:
         """Note what a step trained on. Collective, now and then.

@@ -135,6 +135,33 @@ class Saver:
         require_resumable(changes, self._args.resume_changes)
 
     @property
+    def has_saved(self) -> bool:
+        """Whether there is a checkpoint of this life, or one that it began from."""
+        return self._saved is not None
+
+    def begin_again(self, checkpointer: Checkpointer) -> Resumed | None:
+        """Begin another life from the newest checkpoint that all ranks can prove. Collective.
+
+        Waits for the save in flight, in every tier; one that failed is passed over where the
+        arguments say that training goes on without it. The next save takes place though its
+        step may have been saved, by the life before.
+
+        Crash: what is committed is what it was.
+
+        Raises:
+            SaveFailed: the save in flight failed, and the arguments say that this stops training.
+        """
+        try:
+            self.wait()
+        except SaveFailed as error:
+            self._go_on_without(error)
+        self._checkpointer.close()
+        self._checkpointer = checkpointer
+        resumed = self.resume("auto", "rollback")
+        self._saved_step = -1
+        return resumed
+
+    @property
     def generation(self) -> int:
         """The number of this life."""
         return self._checkpointer.generation

@@ -15,6 +15,7 @@ from resilient.train.model.overflow import looking_at_numbers
 from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
 from resilient.train.reporting import BatchCut, TrainingEnded
+from resilient.train.rollback import going_back
 from resilient.train.saving import is_best
 from resilient.train.signals import listening_to_signals
 from resilient.train.state import TrainerControl
@@ -121,7 +122,8 @@ class Trainer(TrainerBase):
         self._begin(run)
         # An epoch that is open has an end to handle, even when no step is left.
         while run.cursor.is_open or not self._is_done:
-            self._train_epoch(run)
+            with going_back(self, run):
+                self._train_epoch(run)
         if self.args.save_strategy != "no":
             self._save(run)
         run.saver.wait()
@@ -137,10 +139,9 @@ class Trainer(TrainerBase):
         self._tell(TrainingEnded(self.state.global_step, loss, took_seconds))
         steps = self.state.global_step - first_step
         tokens = self.state.num_input_tokens_seen - first_tokens
-        metrics = {"train_loss": loss, "epoch": self.state.epoch}
-        metrics["total_flos"] = self.state.total_flos
+        metrics = {"train_loss": loss, "total_flos": self.state.total_flos}
         metrics |= speeds("train", took_seconds, steps * run.step_samples, steps, tokens)
-        metrics |= self.memory.stop("train")
+        metrics |= {"epoch": self.state.epoch, **self.memory.stop("train")}
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _train_epoch(self, run: Run) -> None:
@@ -153,7 +154,7 @@ class Trainer(TrainerBase):
         fire("on_epoch_begin")
         batches = run.batches(begins=begins)
         while not (self._is_done or control.should_epoch_stop or run.rounds_left() == 0):
-            if not run.gate.enter(self.state.global_step + 1):
+            if not run.may_begin(self.state.global_step + 1):
                 self._leave(run)
             batches = self._train_step(run, batches)
             self._log_evaluate_save(run)
@@ -174,7 +175,7 @@ class Trainer(TrainerBase):
         else:
             batches = self._make_fitting_gradients(run, run.fitting, batches)
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
-        run.meters.end_step(grad_norm, optimizer.param_groups[0]["lr"])
+        run.judge_step(grad_norm, expects_infinite=self.args.fp16)
         # The save before may still be copying what the optimizer is about to change.
         run.wait_for_copy(self._timing)
         fire("on_pre_optimizer_step")
@@ -212,7 +213,7 @@ class Trainer(TrainerBase):
                 inputs = next(samples)
             last = nth == group
             with nullcontext() if last else run.strategy.no_sync(run.model):
-                run.meters.add_loss(self.training_step(model, inputs, *counted))
+                run.add_loss(self.training_step(model, inputs, *counted))
             if run.counter.is_on:
                 run.counter.add(inputs)
             run.cursor.advance(run.deal)

@@ -92,7 +92,9 @@ def reaction_table() -> tuple[Row, ...]:
         (ended, how, _name(outcome, decide(outcome, budget)))
         for ended, how, outcome, budget in _CASES
     ]
-    return tuple(Row(ended, how, follows) for ended, how, follows in cases)
+    # What the trainer does by itself, before a worker fails at all.
+    inside = Row("loss", "no number, or a spike: rollback_on", "roll back and skip the data")
+    return (*(Row(ended, how, follows) for ended, how, follows in cases), inside)
 
 
 def _name(outcome: Outcome, action: Action) -> str:

@@ -57,6 +57,7 @@ RULES: dict[str, Rule] = {
         *(FREE, "it says when and how checkpoints are made, not what is in them"),
         *("save_strategy", "save_steps", "save_total_limit", "save_retention", "save_parity"),
         *("save_on_each_node", "save_unchanged", "save_overlap", "save_within_seconds"),
+        *("rollback_on", "rollback_limit", "loss_spike_deviations"),
         *("on_save_failure", "repair_on_restore", "durable_every", "near_total_limit"),
         "durable_every_seconds",
         *("enable_jit_checkpoint", "grace_seconds", "storage_options", "save_only_model"),

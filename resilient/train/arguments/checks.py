@@ -23,13 +23,17 @@ _AT_LEAST_ONE = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("durable_every", "near_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"),
     *("dataloader_prefetch_factor", "global_train_batch_size", "threads_per_rank"),
+    "rollback_limit",
 )
 _NOT_NEGATIVE = (
     *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"),
     *("dataloader_num_workers", "grace_seconds", "fsdp_min_num_params", "eval_delay"),
     "neftune_noise_alpha",
 )
-_POSITIVE = ("save_within_seconds", "ddp_timeout", "ddp_bucket_cap_mb", "durable_every_seconds")
+_POSITIVE = (
+    *("save_within_seconds", "ddp_timeout", "ddp_bucket_cap_mb", "durable_every_seconds"),
+    "loss_spike_deviations",
+)
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
 

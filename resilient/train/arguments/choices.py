@@ -110,6 +110,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "random_numbers": ("own", "transformers"),
     "reduction": ("native", "canonical"),
     "report_to": TRACKERS,
+    "rollback_on": ("off", "nan", "spike"),
     "save_strategy": (*INTERVALS, "best"),
     "save_unchanged": UNCHANGED,
     "train_sampling_strategy": ("random", "sequential", "group_by_length", "batch_rebalance"),

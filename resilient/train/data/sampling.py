@@ -10,7 +10,7 @@ nothing, costs the same at every step, and works at another batch size or number
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +94,7 @@ class Cursor:
         origin: whose random numbers are drawn, if they are another trainer's; with what is known
             of the run that it began.
         group: samples of a step, as grouping by length counts them; the first life's stay.
+        skipped: stretches that were left out: (epoch, samples) of begin and end.
     """
 
     size: int
@@ -103,6 +104,12 @@ class Cursor:
     is_open: bool = False
     origin: Mapping[str, Any] | None = None
     group: int = 1
+    skipped: list[list[int]] = field(default_factory=list)
+
+    def skip_to(self, epoch: int, samples: int) -> None:
+        """Go to a later place, in this epoch or another, and remember what is left out."""
+        self.skipped = [*self.skipped, [self.epoch, self.samples, epoch, samples]]
+        self.epoch, self.samples, self.is_open = epoch, samples, True
 
     def advance(self, deal: Deal) -> None:
         """Count one round as trained on."""
@@ -123,6 +130,7 @@ class Cursor:
             "is_open": self.is_open,
             **({"origin": self.origin} if self.origin else {}),
             "group": self.group,
+            **({"skipped": self.skipped} if self.skipped else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -150,6 +158,7 @@ class Cursor:
         self.is_open = state_dict["is_open"]
         self.origin = state_dict.get("origin")
         self.group = state_dict.get("group", self.group)
+        self.skipped = [list(one) for one in state_dict.get("skipped", [])]
 
 
 @dataclass(frozen=True, slots=True)

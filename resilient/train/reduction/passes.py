@@ -89,7 +89,7 @@ class LeafPasses:
             if leaf + 1 < mine.stop:
                 trainer.callback_handler.fire("on_substep_end")
         pulse.need_others()
-        run.meters.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))
+        run.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))
         run.cursor.advance(run.deal)
         self._seed(step, self._leaves + 1)
 

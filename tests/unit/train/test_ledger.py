@@ -136,6 +136,17 @@ def test_an_epoch_that_ends_early_without_saying_so_is_no_proof(tmp_path, monkey
     assert "nothing says that the rest was left out" in flaw.problem
 
 
+def test_a_segment_may_end_with_what_was_left_out(tmp_path):
+    train(
+        tmp_path,
+        num_train_epochs=2,
+        dataloader_drop_last=True,
+        per_device_train_batch_size=10,
+        save_strategy="epoch",
+    )
+    assert proven(tmp_path).left_out == {"incomplete round": 6}
+
+
 def test_a_last_round_that_is_dropped_says_so(tmp_path):
     train(tmp_path, num_train_epochs=2, dataloader_drop_last=True, per_device_train_batch_size=10)
     assert proven(tmp_path).left_out == {"incomplete round": 3}

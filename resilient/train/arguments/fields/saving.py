@@ -70,6 +70,13 @@ class RepositoryArguments:
     save_overlap: bool = option(
         default=True, help="copy what only the optimizer changes beside the next step"
     )
+    rollback_on: str = option(
+        "off", "go back to the last checkpoint and skip the data since: off, nan, spike (or nan)"
+    )
+    rollback_limit: int = option(3, "how often a run may go back for a broken loss")
+    loss_spike_deviations: float = option(
+        8.0, "a loss above the median of recent ones by so many deviations is a spike"
+    )
     save_within_seconds: float = option(600.0, "time after which a save has failed")
     grace_seconds: float = option(
         20.0,

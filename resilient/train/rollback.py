@@ -1,0 +1,95 @@
+"""Going back from a broken loss, and leaving out the data that led to it.
+
+A rollback is a life of its own in the same processes: what was saved is loaded in place as by a
+resume, under a number of its own, and the stretch of data from there to the broken step is left
+out, in the cursor and in the ledger.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from resilient.errors import NumbersBroken
+from resilient.train.assembly import replan
+from resilient.train.interop.shelf import shelf_of
+from resilient.train.measures.spikes import LossBroken
+from resilient.train.reporting import RolledBack
+from resilient.world.pulse import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.train.run import Run
+    from resilient.train.trainer import Trainer
+
+REASON = "broken loss"
+"""What the ledger says of the samples that are left out."""
+
+
+@contextmanager
+def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
+    """Take up training behind the data that breaks a step inside, and save that at once.
+
+    Crash: until that save is durable, the next life meets the same data and goes back again.
+
+    Raises:
+        NumbersBroken: there is no checkpoint, or the run has gone back too often.
+    """
+    try:
+        yield
+    except LossBroken as broken:
+        trainer.precision.zero_grad(run.optimizer)
+        told = go_back(trainer, run, broken.reason)
+        # What the loop itself would do, which is at its limit of size.
+        trainer._emit = run.saver.emit  # noqa: SLF001
+        trainer._tell(told)  # noqa: SLF001
+        trainer._save(run)  # noqa: SLF001
+
+
+def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
+    """Begin a life from the newest checkpoint, behind the data that broke the loss. Collective.
+
+    The next save makes it last: until then nothing but memory knows what is left out.
+
+    Crash: the next life begins from the same checkpoint, meets the same data and goes back again.
+
+    Args:
+        trainer: whose step was not made.
+        run: its cursor is behind the data of that step.
+        broken: why the step was not made.
+
+    Raises:
+        NumbersBroken: there is no checkpoint, or the run has gone back too often.
+        SaveFailed: the save in flight failed, and the arguments say that this stops training.
+    """
+    session, state, limit = trainer.session, trainer.state, trainer.args.rollback_limit
+    callbacks = trainer.callback_handler
+    session.pulse.enter(Phase.FIRST)
+    epoch, samples, step = run.cursor.epoch, run.cursor.samples, state.global_step + 1
+    times = len(run.cursor.skipped) + 1
+    if times > limit:
+        raise _given_up(step, broken, f"it went back {limit} times already (`rollback_limit`)")
+    # What was counted and not yet told belongs to steps that are given up.
+    run.settle_counts()
+    resumed = None
+    if run.saver.has_saved:
+        checkpointer = session.checkpointer(session.emit, session.next_topic())
+        resumed = run.saver.begin_again(checkpointer)
+    if resumed is None:
+        raise _given_up(step, broken, "there is no checkpoint to go back to")
+    run.ledger.begin(resumed, state.global_step, run.cursor)
+    run.ledger.leave_out(run.cursor, REASON, until=(epoch, samples))
+    run.cursor.skip_to(epoch, samples)
+    callbacks.context["shelf"] = shelf_of(session, run.saver)
+    replan(run, trainer, state, callbacks)
+    run.turns_ahead += step - state.global_step
+    session.pulse.end_step(state.global_step)
+    return RolledBack(broken, step, resumed.checkpoint.folder, run.cursor.skipped[-1], times, limit)
+
+
+def _given_up(step: int, broken: str, why: str) -> NumbersBroken:
+    return NumbersBroken(
+        f"step {step} was not made: {broken}; {why}; what is committed is of before it",
+        hint="lower `learning_rate`, look at the data of this step, clip by `max_grad_norm`",
+    )

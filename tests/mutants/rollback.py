@@ -1,0 +1,91 @@
+"""Defects of going back from a broken loss and leaving out the data that led to it."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+BACK = "tests/unit/train/test_rollback.py"
+LEDGER = "tests/unit/train/test_ledger.py"
+TOGETHER = "tests/process/test_rollback_together.py"
+
+MUTANTS = [
+    Mutant(
+        "the data that broke the loss is met again",
+        "resilient/train/rollback.py",
+        "    run.cursor.skip_to(epoch, samples)\n",
+        "    run.cursor.skip_to(run.cursor.epoch, run.cursor.samples)\n",
+        f"{BACK} -k over_epochs",
+    ),
+    Mutant(
+        "what is left out is in no ledger",
+        "resilient/train/rollback.py",
+        "    run.ledger.leave_out(run.cursor, REASON, until=(epoch, samples))\n",
+        "",
+        f"{BACK} -k stop_that_was_agreed",
+    ),
+    Mutant(
+        "steps that are given up stay in the ledger",
+        "resilient/train/ledger.py",
+        "        self._entries, self._unread, self._losses = [], [], []\n",
+        "",
+        f"{BACK} -k stop_that_was_agreed",
+    ),
+    Mutant(
+        "a stretch over the end of an epoch is left out of its last epoch alone",
+        "resilient/train/ledger.py",
+        "        if start < stop:\n",
+        "        if start < stop and epoch == until[0]:\n",
+        f"{BACK} -k rest_of_an_epoch",
+    ),
+    Mutant(
+        "a segment ends before what was left out",
+        "resilient/train/ledger.py",
+        "                place = Place(place.step, one.epoch, one.stop)\n",
+        "",
+        f"{LEDGER} -k segment_may_end",
+    ),
+    Mutant(
+        "a stop that was agreed on waits for the steps that are made again",
+        "resilient/train/rollback.py",
+        "    run.turns_ahead += step - state.global_step\n",
+        "",
+        f"{BACK} -k stop_that_was_agreed",
+    ),
+    Mutant(
+        "the way back is not saved",
+        "resilient/train/saving.py",
+        "        self._saved_step = -1\n",
+        "",
+        f"{BACK} -k stop_that_was_agreed",
+    ),
+    Mutant(
+        "a save that failed ends a run that goes on without it",
+        "resilient/train/saving.py",
+        "            self.wait()\n        except SaveFailed as error:\n"
+        "            self._go_on_without(error)\n        self._checkpointer.close()\n",
+        "            self.wait()\n        finally:\n            pass\n"
+        "        self._checkpointer.close()\n",
+        f"{BACK} -k save_that_failed",
+    ),
+    Mutant(
+        "a rank judges its own losses alone",
+        "resilient/train/measures/spikes.py",
+        "        if self._ranks > 1:\n",
+        "        if False:\n",
+        f"{TOGETHER} -k go_back_together",
+    ),
+    Mutant(
+        "gradients that are no numbers are stepped with",
+        "resilient/train/measures/spikes.py",
+        "        if bad:\n",
+        "        if False:\n",
+        f"{BACK} -k unless_they_are_expected",
+    ),
+    Mutant(
+        "what recent losses were is forgotten at a resume",
+        "resilient/train/measures/spikes.py",
+        '        self._recent.extend(state_dict["recent"])\n',
+        "",
+        f"{BACK} -k learned_is_saved",
+    ),
+]
