@@ -1,15 +1,20 @@
-"""Train where a sample of one rank is poison: ``rollback_worker.py FOLDER PARALLELISM``."""
+"""Train where a sample of one rank is poison: ``rollback_worker.py FOLDER PARALLELISM [STEP]``.
+
+At ``STEP`` rank 1 is killed, once, if it has gone back.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from resilient import Trainer, TrainingArguments
+from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.train.data.orders import epoch_order
 
 SAMPLES, STEP_SAMPLES, BROKEN_STEP = 128, 8, 7
@@ -46,7 +51,20 @@ class Recording(Trainer):
         return super().training_step(model, inputs, *counted)
 
 
-def main(folder: str, parallelism: str) -> None:
+class Fate(TrainerCallback):
+    """Ends rank 1 behind the data that was left out."""
+
+    def __init__(self, mark: Path, step: int, cursor_of) -> None:
+        self._mark, self._step, self._cursor_of = mark, step, cursor_of
+
+    def on_step_end(self, args, state, control, **kwargs):
+        is_there = state.global_step == self._step and os.environ["RANK"] == "1"
+        if is_there and self._cursor_of().skipped and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(folder: str, parallelism: str, death: str = "0") -> None:
     poison = epoch_order(SAMPLES, 0, 0).tolist()[(BROKEN_STEP - 1) * STEP_SAMPLES + 5]
     arguments = TrainingArguments(
         output_dir=folder,
@@ -61,7 +79,8 @@ def main(folder: str, parallelism: str) -> None:
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Recording(Fit(), arguments, train_dataset=Data(poison))
+    fate = Fate(Path(folder, "death"), int(death), lambda: trainer.train_sampler.cursor)
+    trainer = Recording(Fit(), arguments, train_dataset=Data(poison), callbacks=[fate])
     trainer.seen = []
     trainer.train()
     rank = trainer.session.world.rank

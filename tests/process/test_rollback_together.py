@@ -18,10 +18,10 @@ BEGIN, END = 5 * STEP_SAMPLES, BROKEN_STEP * STEP_SAMPLES
 WENT_BACK = "went back from step 7 to checkpoint-5-g1"
 
 
-def run(folder, parallelism="ddp"):
+def run(folder, parallelism="ddp", *death):
     command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*command, str(WORKER), str(folder), parallelism],
+        [*command, str(WORKER), str(folder), parallelism, *death],
         capture_output=True,
         text=True,
         timeout=300,
@@ -75,3 +75,11 @@ def test_ranks_that_share_a_model_go_back_together(tmp_path):
 def test_two_runs_that_went_back_have_the_same_bits(gone_back, tmp_path):
     run(tmp_path)
     assert differences(ending(tmp_path), ending(gone_back[0])) == []
+
+
+def test_a_rank_that_is_killed_behind_the_data_meets_it_no_more(gone_back, tmp_path):
+    said = run(tmp_path, "ddp", "8")
+    assert (tmp_path / "death").exists()
+    assert said.count(WENT_BACK) == 1, said
+    assert differences(ending(tmp_path), ending(gone_back[0])) == []
+    check_proven(tmp_path)
