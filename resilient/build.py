@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.agent.facts import AgentStarted, RunEnded
 from resilient.agent.keeper.memory import grant
+from resilient.agent.nodes.connections import limit_silence_toward
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from resilient.agent.agent import ResilientAgent
 
 _STATIC_PORT = 29500
+# Torch's own.
+_C10D_PORT = 29400
+_READ_SECONDS = 60
 _BOOTSTRAP = Path(__file__).parent / "agent" / "workers" / "bootstrap.py"
 
 
@@ -274,7 +278,7 @@ def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
         **plan.conf,
     )
     try:
-        return get_rendezvous_handler(parameters)
+        handler = get_rendezvous_handler(parameters)
     except RendezvousError as error:
         raise PeerFailed(
             f"cannot reach the rendezvous at `{plan.endpoint}`: {error}",
@@ -282,6 +286,11 @@ def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
         ) from error
     except ValueError as error:
         raise ConfigError(f"cannot set up the rendezvous `{plan.backend}`: {error}") from error
+    if plan.backend == "c10d":
+        port = plan.endpoint.rpartition(":")[2] if ":" in plan.endpoint else _C10D_PORT
+        seconds = parameters.get_as_int("read_timeout", _READ_SECONDS) or _READ_SECONDS
+        limit_silence_toward(int(port), seconds)
+    return handler
 
 
 def _endpoint(met: RendezvousOptions) -> str:

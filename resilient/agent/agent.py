@@ -38,6 +38,7 @@ from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
+from resilient.agent.nodes.roster import Roster
 from resilient.agent.stops import StopAsked, Stops
 from resilient.agent.verdict.decide import (
     CODE_PREEMPTED,
@@ -102,6 +103,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._number = 0
         self._stop_seconds = self._met_seconds = 0.0
         self._life: Life | None = None
+        self._roster = Roster(spec.rdzv_handler, None, emit)
         self._workers: WorkerGroup | None = None
 
     def supervise(self, stops: Stops | None = None) -> Finish | LeaveHost | GiveUp:
@@ -175,8 +177,9 @@ class ResilientAgent(SimpleElasticAgent):
         group: Any = self._worker_group
         assert self._workers is not None, "watched after it started"  # noqa: S101
         clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))
-        members = MembershipWatch(group.spec.rdzv_handler, patience.interval_seconds, clock)
-        nodes = group.group_world_size
+        handler, nodes = group.spec.rdzv_handler, group.group_world_size
+        self._roster = Roster(handler, group.store, self._emit)
+        members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
         stops, notes, tend = self._stops, self._wishes.notes, self._nursery.keep
         around = Surroundings(
@@ -189,6 +192,7 @@ class ResilientAgent(SimpleElasticAgent):
         finally:
             self._stop_seconds = watch.stop_seconds
             members.stop()
+            self._roster.tell(members.lost)
 
     def _tell_end(self, outcome: Outcome) -> None:
         attempt = self._life.attempt if self._life else ""
@@ -210,11 +214,14 @@ class ResilientAgent(SimpleElasticAgent):
         is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
         if is_over and is_reachable:
             self._worker_group.spec.rdzv_handler.shutdown()
+        elif action.code == CODE_PREEMPTED:
+            self._roster.say_goodbye(self._worker_group.group_rank)
 
     def _rendezvous(self, worker_group: TorchGroup) -> None:
         began_seconds = self._clock.monotonic_seconds()
         with self._stops.interrupting():
             super()._rendezvous(worker_group)
+            self._roster.tell(self._roster.missing())
             resume = self._progress.resume_with(self._wishes.resume, self._number)
             self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
         self._met_seconds = self._clock.monotonic_seconds() - began_seconds

@@ -103,8 +103,7 @@ class LifeWatch:
     def _look_around(self) -> Outcome | None:
         self._tend()
         if self._members.is_changed:
-            self._end(is_told=True)
-            return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
+            return self._regroup()
         lost_for_seconds = self._members.lost_for_seconds()
         if lost_for_seconds and not self._is_loss_told:
             self._is_loss_told = True
@@ -114,6 +113,14 @@ class LifeWatch:
             self._group.stop(self._patience.survivor_seconds)
             return Outcome(Kind.UNREACHABLE, reason="the rendezvous does not answer any more")
         return None
+
+    def _regroup(self) -> Outcome:
+        if self._members.lost:
+            # What could be saved without the lost ranks is saved; the rest would wait for them.
+            self._group.stop(self._patience.survivor_seconds)
+        else:
+            self._end(is_told=True)
+        return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
 
     def _fail(self) -> Outcome:
         stopping_at_seconds = self._clock.monotonic_seconds()

@@ -145,7 +145,17 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    limit_silence(connection, idle + interval * count)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the kernel end a connection when what was sent is not acknowledged for so long.
+
+    Probes alone do not notice that while something is on its way (tcp(7), TCP_USER_TIMEOUT): it
+    is sent again and again, a quarter of an hour by default.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def listen_for(host: str) -> str:

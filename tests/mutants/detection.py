@@ -10,8 +10,37 @@ STACKS = "tests/unit/agent/test_stacks.py"
 CAUSES = "tests/unit/agent/test_causes.py"
 HISTORY = "tests/unit/agent/test_history.py"
 HANGS = "tests/process/test_hangs.py"
+MEMBERS = "tests/unit/agent/test_membership.py"
 
 MUTANTS = [
+    Mutant(
+        "a node that starts again is lost at once",
+        "resilient/agent/nodes/roster.py",
+        "now_seconds - seconds > _NOWHERE_SECONDS and not",
+        "not",
+        MEMBERS,
+    ),
+    Mutant(
+        "a node that waits for the next round is lost",
+        "resilient/agent/nodes/roster.py",
+        "there = {*state.participants, *state.wait_list, *state.redundancy_list}",
+        "there = {*state.participants}",
+        MEMBERS,
+    ),
+    Mutant(
+        "a node that left as agreed is lost",
+        "resilient/agent/nodes/roster.py",
+        " and not self._said_goodbye(node)",
+        "",
+        MEMBERS,
+    ),
+    Mutant(
+        "a save that a peer's end spoiled is the fault of whoever reports it",
+        "resilient/agent/verdict/causes.py",
+        "DeadlineExceeded.code, SaveAbandoned.code}",
+        "DeadlineExceeded.code}",
+        "tests/unit/agent/test_failures.py",
+    ),
     Mutant(
         "a rank that waits for others is blamed",
         "resilient/agent/health/heartbeat.py",

@@ -13,7 +13,7 @@ import pytest
 from canonical_job import digest
 from host_jobs import SCRIPT, audited
 
-STEPS = 16
+STEPS = 24
 JOB = {"max_steps": STEPS}
 
 
@@ -31,18 +31,51 @@ def calm(tmp_path_factory):
 def two(network, on_host, tmp_path):
     """Two hosts that train together."""
     hosts = network(2)
-    first, second = (on_host(hosts, one, tmp_path, "1:2", **JOB) for one in (0, 1))
+    first, second = (on_host(hosts, one, tmp_path, "1:2", "--grace", "5", **JOB) for one in (0, 1))
     second.wait_for_world(2)
     first.wait_for_steps(3)
     return hosts, first, second
+
+
+def check_end(agent, calm, worlds):
+    """Insist that nothing was lost or done twice, and on the bits of a calm run."""
+    answer = audited(agent.run)
+    assert answer["proven"]
+    assert answer["place"]["step"] == STEPS
+    assert answer["ranks"][-len(worlds) :] == worlds
+    assert digest(agent.run) == calm
+
+
+def lost(agent):
+    return [(one["agents"], one["hosts"]) for one in agent.told("NodesLost")]
 
 
 def test_the_processes_of_a_host_are_killed_and_the_other_goes_on_alone(two, calm):
     hosts, first, _ = two
     hosts[1].kill()
     assert first.end() == 0, first.said
-    answer = audited(first.run)
-    assert answer["proven"]
-    assert answer["place"]["step"] == STEPS
-    assert answer["ranks"][-2:] == [2, 1]
-    assert digest(first.run) == calm
+    check_end(first, calm, [2, 1])
+    assert lost(first)[-1] == ([hosts.address(1)], [])
+
+
+def test_a_host_that_is_cut_off_leaves_and_comes_back(two, on_host, tmp_path, calm):
+    hosts, first, second = two
+    hosts.cut(1)
+    first.wait_for_world(1)
+    assert lost(first)[-1] == ([], [hosts.address(1)])
+    assert second.end() == 69, second.said
+    hosts.join(1)
+    again = on_host(hosts, 1, tmp_path, "1:2", **JOB)
+    assert [first.end(), again.end()] == [0, 0], first.said + again.said
+    check_end(first, calm, [2, 1, 2])
+
+
+def test_without_the_host_of_the_rendezvous_the_others_leave_and_the_run_can_go_on(
+    two, on_host, tmp_path, calm
+):
+    hosts, first, second = two
+    hosts[0].kill()
+    assert second.end() == 69, second.said
+    again = on_host(hosts, 0, tmp_path, "1:2", **JOB)
+    assert again.end() == 0, again.said
+    check_end(first, calm, [2, 1])

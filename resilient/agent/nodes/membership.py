@@ -1,4 +1,4 @@
-"""Watches for nodes that join or leave, and for the loss of the rendezvous itself."""
+"""Watches for nodes that join, leave or are lost, and for the loss of the rendezvous itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+    from resilient.agent.nodes.roster import Roster
     from resilient.clock import Clock
 
 _LEAVE_SECONDS = 5.0
@@ -23,11 +24,19 @@ class MembershipWatch:
         handler: the rendezvous; nobody may join it while the watch is on.
         interval_seconds: between two questions.
         clock: dates the loss of the rendezvous.
+        roster: who met for this life.
+
+    Attributes:
+        lost: addresses of nodes that went without a word.
     """
 
-    def __init__(self, handler: RendezvousHandler, interval_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, handler: RendezvousHandler, interval_seconds: float, clock: Clock, roster: Roster
+    ) -> None:
         self.lost_at_seconds: float | None = None
         self.is_changed = self.is_joined = False
+        self.lost: list[str] = []
+        self._roster = roster
         self._handler = handler
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -49,7 +58,8 @@ class MembershipWatch:
         try:
             waiting = self._handler.num_nodes_waiting()
             self.is_joined = waiting > 0
-            self.is_changed = waiting > 0 or went_on_without(self._handler)
+            self.lost = self._roster.lost(self._clock.monotonic_seconds())
+            self.is_changed = self.is_joined or bool(self.lost) or went_on_without(self._handler)
         except (RendezvousError, dist.DistError):
             if self.lost_at_seconds is None:
                 self.lost_at_seconds = self._clock.monotonic_seconds()

@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from resilient.agent.nodes.membership import MembershipWatch, went_on_without
+from resilient.agent.nodes.roster import Roster, who_answers
 from resilient.clock import SystemClock
 
 
@@ -74,8 +75,15 @@ def empties_the_round(handler):
         handler.num_nodes_waiting()
 
 
+def dies(handler):
+    """Take the other node for dead, as ``handler`` does when its heartbeats stop."""
+    state = handler._state_holder.state
+    (other,) = set(state.participants) - {handler._this_node}
+    del state.participants[other], state.last_heartbeats[other]
+
+
 def watch_of(handler):
-    return MembershipWatch(handler, 1.0, SystemClock())
+    return MembershipWatch(handler, 1.0, SystemClock(), Roster(handler, handler._store, print))
 
 
 def test_a_round_that_everybody_holds_is_no_change(handlers):
@@ -100,3 +108,34 @@ def test_a_rendezvous_that_was_closed_has_no_next_round(handlers):
     first.set_closed()
     second.num_nodes_waiting()
     assert not went_on_without(second)
+
+
+def test_a_node_that_is_silent_is_lost_after_a_while(handlers):
+    first, _ = handlers
+    roster = Roster(first, first._store, print)
+    dies(first)
+    assert roster.lost(10.0) == []
+    assert roster.lost(13.0) == ["127.0.0.1"]
+    assert roster.missing() == ["127.0.0.1"]
+
+
+def test_a_node_that_comes_back_to_wait_is_not_lost(handlers):
+    first, second = handlers
+    roster = Roster(first, first._store, print)
+    dies(first)
+    first._state_holder.state.wait_list.add(second._this_node)
+    assert roster.lost(10.0) == roster.lost(20.0) == []
+
+
+def test_a_node_that_left_as_agreed_is_not_lost(handlers):
+    first, second = handlers
+    Roster(second, second._store, print).say_goodbye(second._get_world()[0])
+    roster = Roster(first, first._store, print)
+    dies(first)
+    assert roster.lost(10.0) == roster.lost(20.0) == []
+    assert roster.missing() == ["127.0.0.1"]
+
+
+def test_whoever_refuses_a_connection_is_there():
+    assert who_answers(["127.0.0.1"]) == (["127.0.0.1"], [])
+    assert who_answers([]) == ([], [])

@@ -1,0 +1,156 @@
+"""The nodes of one life, and which of them have gone without a word."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.distributed as dist
+
+from resilient.events import Event, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from resilient.events import Emitter
+
+# A node that starts again is nowhere for a moment, and what the handler knows is up to 1 s old.
+_NOWHERE_SECONDS = 2.5
+_ANSWER_SECONDS = 1.0
+_PROBED_AT_ONCE_MAX = 32
+# tcpmux: whoever is there refuses it, or even accepts.
+_PROBED_PORT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodesLost(Event):
+    """Nodes of a life are gone without a word: no heartbeat came from them any more.
+
+    Attributes:
+        agents: addresses of hosts that answer, so only their agents have died.
+        hosts: addresses that do not answer: the host is gone, or the network to it is cut.
+        nodes_left: how many nodes of that life are left.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    agents: list[str]
+    hosts: list[str]
+    nodes_left: int
+
+    def line(self) -> str:
+        """Say who is gone, as far as that can be told from here."""
+        agents = f"agent lost on {', '.join(self.agents)} (the host answers)" * bool(self.agents)
+        hosts = f"host lost: {', '.join(self.hosts)} (no answer)" * bool(self.hosts)
+        return f"{'; '.join(filter(None, (agents, hosts)))}; {self.nodes_left} left"
+
+
+class Roster:
+    """Who met for a life.
+
+    Torch's rendezvous forgets a node whose heartbeats stop, and says so to nobody: its state is
+    read. A static rendezvous knows no heartbeats, so its nodes are never missed.
+
+    Args:
+        handler: of the rendezvous that the nodes have just met at.
+        store: of this round of it; None before the first.
+        emit: where losses are told.
+    """
+
+    def __init__(self, handler: RendezvousHandler, store: Any, emit: Emitter) -> None:
+        self._handler = handler
+        self._store = store
+        self._nodes: Mapping[Any, int] = dict(getattr(_state_of(handler), "participants", {}))
+        self._missing_since_seconds: dict[Any, float] = {}
+        self._emit = emit
+        self._is_told = False
+
+    @property
+    def nodes(self) -> int:
+        """How many they were; 0 if the rendezvous does not say."""
+        return len(self._nodes)
+
+    def lost(self, now_seconds: float) -> list[str]:
+        """Return the addresses of nodes that have been nowhere for long enough.
+
+        Raises:
+            dist.DistError: the store does not answer.
+        """
+        missing = self._missing()
+        since_seconds = {
+            node: self._missing_since_seconds.get(node, now_seconds) for node in missing
+        }
+        self._missing_since_seconds = since_seconds
+        return [
+            str(node.addr)
+            for node, seconds in since_seconds.items()
+            if now_seconds - seconds > _NOWHERE_SECONDS and not self._said_goodbye(node)
+        ]
+
+    def missing(self) -> list[str]:
+        """Return the addresses of nodes that are not there now, after another rendezvous."""
+        return [str(node.addr) for node in self._missing()]
+
+    def tell(self, addresses: list[str]) -> None:
+        """Tell that these nodes of the life are gone, once, and whether their hosts answer."""
+        if not addresses or self._is_told:
+            return
+        self._is_told = True
+        agents, hosts = who_answers(addresses)
+        self._emit(NodesLost(agents, hosts, self.nodes - len(addresses)))
+
+    def say_goodbye(self, node: int | None) -> None:
+        """Let the others know that this node leaves because all ranks agreed to.
+
+        They may still save, and must not be hurried as they are when a node is lost.
+        """
+        # If the store is gone, nobody is left to hear it.
+        if node is not None and self.nodes > 1:
+            with suppress(dist.DistError):
+                self._store.set(_goodbye_key(node), "1")
+
+    def _missing(self) -> list[Any]:
+        state = _state_of(self._handler)
+        if state is None:
+            return []
+        there = {*state.participants, *state.wait_list, *state.redundancy_list}
+        return [node for node in self._nodes if node not in there]
+
+    def _said_goodbye(self, node: Any) -> bool:
+        return bool(self._store.check([_goodbye_key(self._nodes[node])]))
+
+
+def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return which hosts are there, so only their agents have gone, and which do not answer.
+
+    A host that a firewall hides looks like one that is gone.
+    """
+    found = sorted(set(addresses))
+    if not found:
+        return [], []
+    with ThreadPool(min(len(found), _PROBED_AT_ONCE_MAX)) as pool:
+        answers = dict(zip(found, pool.map(_answers, found), strict=True))
+    return [one for one in found if answers[one]], [one for one in found if not answers[one]]
+
+
+def _answers(address: str) -> bool:
+    try:
+        socket.create_connection((address, _PROBED_PORT), _ANSWER_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _goodbye_key(node: int) -> str:
+    return f"resilient/goodbye/{node}"
+
+
+def _state_of(handler: RendezvousHandler) -> Any:
+    holder: Any = getattr(handler, "_state_holder", None)
+    return None if holder is None else holder.state
