@@ -118,7 +118,8 @@ class ResilientAgent(SimpleElasticAgent):
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
-                self._leave_rendezvous(action)
+                is_asked = bool(self._stops.asked_by)
+                _leave_rendezvous(self._worker_group, self._roster, action, is_asked=is_asked)
         finally:
             self._shutdown()
             self._nursery.stop()
@@ -208,15 +209,6 @@ class ResilientAgent(SimpleElasticAgent):
         )
         self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
 
-    def _leave_rendezvous(self, action: Finish | LeaveHost | GiveUp) -> None:
-        """Close the rendezvous if the run is over; a preempted one will come back to it."""
-        is_over = action.code == 0 or (isinstance(action, GiveUp) and not self._stops.asked_by)
-        is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
-        if is_over and is_reachable:
-            self._worker_group.spec.rdzv_handler.shutdown()
-        elif action.code == CODE_PREEMPTED:
-            self._roster.say_goodbye(self._worker_group.group_rank)
-
     def _rendezvous(self, worker_group: TorchGroup) -> None:
         began_seconds = self._clock.monotonic_seconds()
         with self._stops.interrupting():
@@ -299,6 +291,18 @@ def _state_of(workers: WorkerGroup | None) -> WorkerState:
     if any(exit_.status for exit_ in workers.exits):
         return WorkerState.FAILED
     return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
+
+
+def _leave_rendezvous(
+    group: Any, roster: Roster, action: Finish | LeaveHost | GiveUp, *, is_asked: bool
+) -> None:
+    """Close the rendezvous if the run is over; a preempted one will come back to it."""
+    is_over = action.code == 0 or (isinstance(action, GiveUp) and not is_asked)
+    is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
+    if is_over and is_reachable:
+        group.spec.rdzv_handler.shutdown()
+    elif action.code == CODE_PREEMPTED:
+        roster.say_goodbye(group.group_rank)
 
 
 def _in(delay_seconds: float) -> str:
