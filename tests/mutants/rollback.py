@@ -6,7 +6,6 @@ from tests.mutants.mutant import Mutant
 
 BACK = "tests/unit/train/test_rollback.py"
 LEDGER = "tests/unit/train/test_ledger.py"
-TOGETHER = "tests/process/test_rollback_together.py"
 
 MUTANTS = [
     Mutant(
@@ -66,13 +65,6 @@ MUTANTS = [
         "            self.wait()\n        finally:\n            pass\n"
         "        self._checkpointer.close()\n",
         f"{BACK} -k save_that_failed",
-    ),
-    Mutant(
-        "a rank judges its own losses alone",
-        "resilient/train/measures/spikes.py",
-        "        if self._ranks > 1:\n",
-        "        if False:\n",
-        f"{TOGETHER} -k go_back_together",
     ),
     Mutant(
         "gradients that are no numbers are stepped with",
