@@ -113,10 +113,17 @@ MUTANTS = [
     ),
     Mutant(
         "every trial asks the same",
-        "resilient/train/search/optuna_study.py",
-        "TPESampler(seed=self._seed + number)",
-        "TPESampler(seed=self._seed)",
+        "resilient/train/search/sampling.py",
+        "{self._study_seed}:{trial.number}:{name}",
+        "{self._study_seed}:{name}",
         f"{SEARCH} -k every_trial",
+    ),
+    Mutant(
+        "all parameters of a trial have one draw",
+        "resilient/train/search/sampling.py",
+        "{self._study_seed}:{trial.number}:{name}",
+        "{self._study_seed}:{trial.number}",
+        f"{SEARCH} -k between_two",
     ),
     Mutant(
         "what is no measure of a model is searched for",

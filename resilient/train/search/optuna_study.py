@@ -22,8 +22,8 @@ class OptunaStudy:
         folder: where the file of the study is, unless ``storage`` is given.
         n_trials: how many, finished ones of earlier lives included.
         direction: ``minimize`` or ``maximize``, or a list of them.
-        seed: the default sampler of each trial is seeded with this and its number, so that a
-            study that was killed asks for what an unbroken one asks for.
+        seed: of the default sampler, whose draws follow from it, the trial's number and the
+            parameter's name, so that a study that was killed asks for what an unbroken one does.
         options: of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
     Raises:
@@ -47,7 +47,6 @@ class OptunaStudy:
             ) from error
         self._optuna = optuna
         self._n_trials = n_trials
-        self._seed = None if options.get("sampler") else seed
         several = (
             {"direction": direction}
             if isinstance(direction, str)
@@ -55,6 +54,10 @@ class OptunaStudy:
         )
         named = {"study_name": "search", **options}
         named.setdefault("storage", self._file(folder))
+        if named.get("sampler") is None:
+            from resilient.train.search.sampling import TPEByName
+
+            named["sampler"] = TPEByName(seed)
         self.study = optuna.create_study(load_if_exists=True, **several, **named)
 
     def ask(self) -> Any:
@@ -63,16 +66,10 @@ class OptunaStudy:
         running = self._optuna.trial.TrialState.RUNNING
         for one in trials:
             if one.state == running:
-                self._seed_for(one.number)
                 return self._optuna.trial.Trial(self.study, one._trial_id)  # noqa: SLF001 - as its class asks
         if len(trials) >= self._n_trials:
             return None
-        self._seed_for(len(trials))
         return self.study.ask()
-
-    def _seed_for(self, number: int) -> None:
-        if self._seed is not None:
-            self.study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + number)
 
     def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
         """Write down how a trial ended; one without a number has failed."""

@@ -10,6 +10,7 @@ from models import DieAfter, Dies, Net, Noisy
 
 from resilient import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import ConfigError
+from resilient.train.search.optuna_study import OptunaStudy
 from resilient.train.search.study import BestRun, GivenTrial, TrialReporter
 from resilient.train.search.trials import default_objective, default_space
 from resilient.train.state import TrainerControl, TrainerState
@@ -123,6 +124,24 @@ class Began(TrainerCallback):
 class PrunesSecond(optuna.pruners.BasePruner):
     def prune(self, study, trial):
         return trial.number == 1
+
+
+def test_a_trial_that_died_between_two_suggestions_gets_the_second_all_the_same(tmp_path):
+    def both(trial):
+        return trial.suggest_float("a", 0, 1), trial.suggest_float("b", 0, 1)
+
+    unbroken = OptunaStudy(str(tmp_path / "unbroken"), 14, "minimize", 7)
+    killed = OptunaStudy(str(tmp_path / "killed"), 14, "minimize", 7)
+    for _ in range(14):  # TPE looks at what was after ten
+        trial = unbroken.ask()
+        expected = both(trial)
+        killed.ask().suggest_float("a", 0, 1)
+        killed = OptunaStudy(str(tmp_path / "killed"), 14, "minimize", 7)
+        again = killed.ask()
+        assert both(again) == expected
+        assert expected[0] != expected[1]
+        unbroken.tell(trial, [sum(expected)], pruned=False)
+        killed.tell(again, [sum(expected)], pruned=False)
 
 
 def test_a_trial_that_is_not_worth_its_time_ends_early(tmp_path):
