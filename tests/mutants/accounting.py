@@ -41,7 +41,7 @@ MUTANTS = [
         "resilient/accounting/timeline.py",
         "self._colours.insert(nth, self._colours[nth - 1])",
         "self._colours.insert(nth, self._colours[0])",
-        ACCOUNT,
+        f"{ACCOUNT} -k known_run",
     ),
     Mutant(
         "the end of the wall clock is left out",

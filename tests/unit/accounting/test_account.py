@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from told import BEGAN, killed_run, line, record, records_of
 
@@ -175,7 +175,7 @@ WILD = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(WILD, max_size=40), st.integers(0, 200_000))
 def test_the_classes_sum_to_the_wall_clock_whatever_was_told(told, after_ms):
     """Also of runs whose events contradict each other, were lost, or are of a broken clock."""
