@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.errors import RepositoryNotFound, UsageError
+from resilient.format.names import parse_checkpoint
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, lineage
@@ -66,9 +67,14 @@ def signing_of(*, is_required: bool) -> Signing:
 def ref_and_place(
     ref: str | None, place: str | None, repo: str | None
 ) -> tuple[str | None, str | None]:
-    """Tell what a lone argument means: a path, or anything when no repository is known yet."""
+    """Tell what a lone argument means: a path, or anything when no repository is known yet.
+
+    The path of a checkpoint of ours names the checkpoint and the repository that it lies in.
+    """
     if ref and not place and ("/" in ref or not repo):
-        return None, ref
+        folder, slash, name = ref.rstrip("/").rpartition("/")
+        is_ours = parse_checkpoint(name) is not None
+        return (name, folder + slash or ".") if is_ours else (None, ref)
     return ref, place
 
 

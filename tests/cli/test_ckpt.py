@@ -39,6 +39,19 @@ def test_an_intact_repository_reads_as_in_the_transcript(name, arguments, repo, 
     matches(name, call("ckpt", *arguments, "--repo", repo), repo)
 
 
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_path_of_a_checkpoint_names_it_and_its_repository(end, repo, call, monkeypatch):
+    by_reference = call("ckpt", "inspect", "step:20", repo, "--json")
+    path = next(repo.glob("checkpoint-20-g*"))
+    assert call("ckpt", "inspect", f"{path}{end}", "--json").stdout == by_reference.stdout
+    assert call("ckpt", "verify", f"{path}{end}").status == 0
+    monkeypatch.chdir(repo)
+    assert (
+        json.loads(call("ckpt", "inspect", path.name, "--json").stdout)["data"]
+        == (json.loads(by_reference.stdout)["data"])
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "tensor"),
     [
