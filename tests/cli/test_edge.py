@@ -34,6 +34,7 @@ EXIT_CODES = {
     "SignatureRefused": (77, "RES-CKPT-SIGNATURE"),
     "NoIntactCheckpoint": (3, "RES-CKPT-NONE-INTACT"),
     "IncompatibleCheckpoint": (65, "RES-CKPT-INCOMPATIBLE"),
+    "UnknownLayout": (65, "RES-CKPT-LAYOUT"),
     "UnsavableState": (78, "RES-STATE-UNSAVABLE"),
     "SaveFailed": (73, "RES-SAVE-FAILED"),
     "SaveAbandoned": (69, "RES-SAVE-PEER"),
