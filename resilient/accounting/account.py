@@ -10,6 +10,7 @@ from resilient.accounting.faults import Fault, Repair, find_faults, paint_lost, 
 from resilient.accounting.lives import launches_of, lives_of
 from resilient.accounting.spans import doing_of
 from resilient.accounting.timeline import Spent, Timeline, paint_launches, paint_life
+from resilient.format.names import parse_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,10 +212,11 @@ def _saved(doings: Sequence[Doing]) -> tuple[Saved, ...]:
         for told in one.life.told("CheckpointCommitted"):
             name, size = told.text("checkpoint"), round(told.number("size_bytes"))
             written = round(told.number("written_bytes", -1))
+            checkpoint = parse_checkpoint(name)
             found.append(
                 Saved(
                     checkpoint=name,
-                    step=_step_in(name),
+                    step=checkpoint.step if checkpoint else 0,
                     life=one.life.number,
                     at_ms=told.at_ms,
                     size_bytes=size,
@@ -224,12 +226,6 @@ def _saved(doings: Sequence[Doing]) -> tuple[Saved, ...]:
                 )
             )
     return tuple(sorted(found, key=lambda saved: saved.at_ms))
-
-
-def _step_in(name: str) -> int:
-    """Return the step of ``checkpoint-12-g3``."""
-    part = name.split("-")[1] if name.count("-") > 1 else ""
-    return int(part) if part.isdecimal() else 0
 
 
 def _now(doings: Sequence[Doing], launches: Sequence[Launch], told_ms: int) -> Now:
@@ -252,8 +248,9 @@ _RECENT = 20
 
 def _rate(one: Doing) -> float:
     """Return steps per second over the last moments that are known."""
-    points = one.points[-_RECENT:]
+    points = one.points[1:][-_RECENT:]
     if not points:
         return 0.0
-    (first, first_ms), (last, last_ms) = points[0], points[-1]
-    return 1000 * (last - first) / (last_ms - first_ms) if last_ms > first_ms else 0.0
+    first, last = points[0], points[-1]
+    took_ms = last.at_ms - first.at_ms
+    return 1000 * (last.step - first.step) / took_ms if took_ms > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What ended lives before their time, what each cost, and which work was done in vain."""
+"""What ended lives before their time or threw them back, its cost, and the work done in vain."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ended a life before training was done.
+    """What ended a life before training was done, or sent it back to a checkpoint.
 
     Attributes:
-        life: that ended.
+        life: that ended, or went back.
         at_ms: when it stopped being of use.
-        cause: in a word: one of the agent's causes, ``preemption``, ``resize``,
-            ``rendezvous_lost``, or ``agent_lost`` where nobody was left to say it.
+        cause: in a word: one of the agent's causes (``numbers`` also for one that went back),
+            ``preemption``, ``resize``, ``rendezvous_lost``, or ``agent_lost`` where nobody was
+            left to say it.
         detail: for a person.
         host: where it began, if that is known.
         rank: that failed first, -1 if none did.
@@ -90,6 +91,7 @@ def find_faults(doings: Sequence[Doing], launches: Sequence[Launch]) -> list[Fau
             steps, spans = _drop(useful, one.first_step)
             if since < len(found):
                 found[since] = replace(found[since], lost_steps=steps, lost=spans)
+            found.extend(_went_back(one))
             since = len(found)
             useful.append(_Piece(one, one.last_step, is_open=not one.is_over))
         ended = _how_it_ended(one, left, is_last=nth == len(doings) - 1)
@@ -99,6 +101,23 @@ def find_faults(doings: Sequence[Doing], launches: Sequence[Launch]) -> list[Fau
             at_ms = _useful_until(one)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
             found.append(Fault(one.life.number, at_ms, *ended, down_ms, 0, ()))
+    return found
+
+
+def _went_back(one: Doing) -> list[Fault]:
+    """Return the times that a life gave up work and went on by itself."""
+    found = []
+    for back in one.returns:
+        later = (point.at_ms for point in one.points if point.step > back.step)
+        done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
+        down_ms = None if done_ms is None else done_ms - back.at_ms
+        lost = ((back.began_ms, back.at_ms, one.life.number),)
+        found.append(
+            Fault(
+                *(one.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
+                *(down_ms, back.lost_steps, lost),
+            )
+        )
     return found
 
 

@@ -7,7 +7,6 @@ Times are whole milliseconds since 1970 from here on, so that sums are exact.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -24,13 +23,14 @@ WANTED = frozenset(
         *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
         *("ProgressSeen", "NoticeHeard"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
-        *("TrainingStopped", "TrainingEnded", "MetricsLogged", "PhaseEnded"),
+        *("TrainingStopped", "TrainingEnded", "MetricsLogged", "PhaseEnded", "RolledBack"),
         *("CheckpointCommitted", "SaveAborted"),
     }
 )
 """Events that say something of time; the others are passed over."""
 
 AGENT_FILE = "agent.jsonl"
+_NUMBER_MAX = 1 << 53  # beyond, floats skip integers
 _DAY_MS = 86_400_000
 _YEARS_MS = 36525 * _DAY_MS  # a century: what is later than 2070 was not written by a clock
 
@@ -52,15 +52,15 @@ class Record:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a field that should be a number, ``default`` if it is none."""
+        """Return a field that should be a number, ``default`` if it is none that was counted."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return default
-        return value if math.isfinite(value) else default
+        return value if abs(value) <= _NUMBER_MAX else default
 
     def milliseconds(self, name: str) -> int:
         """Return a length in seconds as milliseconds; what cannot be one counts as none."""
-        return min(_YEARS_MS, max(0, round(self.number(name) * 1000)))
+        return round(1000 * min(_YEARS_MS / 1000, max(0.0, self.number(name))))
 
     def text(self, name: str) -> str:
         """Return a field that should be a text, empty if it is none."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from resilient.accounting.points import (
+    TELL_STEPS,
+    WENT_BACK,
+    Point,
+    Return,
+    step_of,
+    walk,
+    when_done,
+)
 
 if TYPE_CHECKING:
     from resilient.accounting.lives import Life
@@ -37,7 +46,8 @@ class Doing:
         last_step: the last one that is known to be done.
         evaluations: inside its training.
         stalls: times in which its training waited for a save.
-        points: step -> when it was done, where that is known, ascending.
+        points: steps and when they were done, where that is known, ascending.
+        returns: when it went back to a checkpoint without ending.
     """
 
     life: Life
@@ -51,25 +61,14 @@ class Doing:
     last_step: int
     evaluations: tuple[Span, ...] = ()
     stalls: tuple[Span, ...] = ()
-    points: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    points: tuple[Point, ...] = field(default=(), repr=False)
+    returns: tuple[Return, ...] = ()
 
     def when_done(self, step: int) -> int:
         """Return when ``step`` was done: as told, or by interpolation between what was told."""
         assert self.training is not None, "asked only of a life that trained"  # noqa: S101
-        points = [
-            (self.first_step, self.training.began_ms),
-            *self.points,
-            (self.last_step, self.training.ended_ms),
-        ]
-        nth = bisect_left(points, (step, 0))
-        if nth in (0, len(points)):
-            return points[0 if nth == 0 else -1][1]
-        later, later_ms = points[nth]
-        earlier, earlier_ms = points[nth - 1]
-        if later == step:
-            return later_ms
-        share = (step - earlier) / (later - earlier)
-        return round(earlier_ms + (later_ms - earlier_ms) * share)
+        last = Point(self.last_step, self.training.ended_ms)
+        return when_done([*(one for one in self.points if one.step < last.step), last], step)
 
 
 def doing_of(life: Life) -> Doing:
@@ -79,15 +78,15 @@ def doing_of(life: Life) -> Doing:
     began, over = life.first("TrainingStarted"), life.told("TrainingEnded", "TrainingStopped")
     signs = [one for one in life.told("ProgressSeen") if one.number("step", -1) >= 0]
     restored = life.first("CheckpointRestored")
-    first_step = _step_of(began or restored, 0)
+    first_step = step_of(began or restored, 0)
     begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
     training = None
     if begins_ms is not None:
         stops_ms = over[-1].at_ms if over else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
-    points = _points(life, first_step, training)
+    points, returns = _walk(life, first_step, training)
     first_done = life.first("FirstStepEnded")
-    done_ms = first_done.at_ms if first_done else (points[0][1] if points else None)
+    done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
     return Doing(
         life=life,
         restore=_before(restored) if restored else None,
@@ -97,10 +96,11 @@ def doing_of(life: Life) -> Doing:
         hung_ms=hung_ms,
         first_step_ms=done_ms,
         first_step=first_step,
-        last_step=max(first_step, _last_step(life)) if training else first_step,
+        last_step=max(first_step, _last_step(life, returns)) if training else first_step,
         evaluations=tuple(map(_before, _phases(life, _EVALUATING))),
         stalls=_stalls(life),
         points=points,
+        returns=returns,
     )
 
 
@@ -121,40 +121,21 @@ def _hung_ms(life: Life) -> int | None:
     return hang.at_ms - hang.milliseconds("waited_seconds") if hang else None
 
 
-def _points(life: Life, first_step: int, training: Span | None) -> tuple[tuple[int, int], ...]:
-    """Return when steps were done, ascending in both, each step at its earliest."""
+def _walk(
+    life: Life, first_step: int, training: Span | None
+) -> tuple[tuple[Point, ...], tuple[Return, ...]]:
     if training is None:
-        return ()
-    told = [(_step_of(one, -1), _done_ms(one)) for one in life.told(*_TELL_STEPS)]
-    found: list[tuple[int, int]] = []
-    for step, at_ms in sorted(told, key=lambda one: (one[1], one[0])):
-        reached = found[-1][0] if found else first_step
-        if step > reached and training.began_ms <= at_ms <= training.ended_ms:
-            found.append((step, at_ms))
-    return tuple(found)
+        return (), ()
+    began = Point(first_step, training.began_ms)
+    return walk(life.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
 
 
-_TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressSeen")
-
-
-def _done_ms(one: Record) -> int:
-    """What follows a step begins when that is done."""
-    return one.at_ms - (one.milliseconds("took_seconds") if one.event == "PhaseEnded" else 0)
-
-
-def _last_step(life: Life) -> int:
-    told = (*_TELL_STEPS, "LifeEnded", "TrainingStopped", "TrainingEnded")
-    return max((_step_of(one, 0) for one in life.told(*told)), default=0)
-
-
-def _step_of(one: Record | None, default: int) -> int:
-    if one is None:
-        return default
-    for name in ("global_step", "step"):
-        step = one.number(name, -1)
-        if step >= 0:
-            return round(step)
-    return default
+def _last_step(life: Life, returns: tuple[Return, ...]) -> int:
+    """Return the last step that is done and was not given up since."""
+    back = returns[-1] if returns else None
+    told = life.told(*TELL_STEPS, "LifeEnded", "TrainingStopped", "TrainingEnded")
+    since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
+    return max([*since, back.step if back else 0], default=0)
 
 
 def _phases(life: Life, phase: str) -> list[Record]:

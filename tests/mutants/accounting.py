@@ -58,6 +58,13 @@ MUTANTS = [
         f"{ACCOUNT} -k clock",
     ),
     Mutant(
+        "what a life gave up by itself counts as useful",
+        "resilient/accounting/points.py",
+        "        if one.event == WENT_BACK:\n",
+        "        if one.event == WENT_BACK and not points:\n",
+        f"{ACCOUNT} -k went_back",
+    ),
+    Mutant(
         "half a line is an error",
         "resilient/accounting/records.py",
         "    except (ValueError, RecursionError):\n",

@@ -77,6 +77,48 @@ def test_a_hang_is_detected_from_its_last_sign_on():
     assert found.faults[0].cause == "hang"
 
 
+def test_a_life_that_went_back_by_itself_has_lost_what_it_gave_up():
+    back = {"checkpoint": "checkpoint-5-g1", "times": 1, "reason": "loss is nan"}
+    begun = {"attempt": "x", "cause": "start", "world_size": 2}
+    lines = [
+        line(0, "WorkerGroupStarted", agent="a:1", **begun),
+        line(1, "TrainingStarted", global_step=0, max_steps=20),
+        line(2, "FirstStepEnded", global_step=1),
+        line(6, "MetricsLogged", step=5, metrics={"loss": 3.0}),
+        line(9, "MetricsLogged", step=8, metrics={"loss": 2.0}),
+        line(11, "RolledBack", rank=0, global_step=10, **back),
+        line(11, "RolledBack", rank=1, global_step=10, **back),
+        line(12, "MetricsLogged", step=6, metrics={"loss": 2.9}),
+        line(14, "MetricsLogged", step=8, metrics={"loss": 2.5}),
+        line(16, "LifeEnded", agent="a:1", attempt="x", ended="failed", step=9, stop_seconds=0.5),
+        line(16, "WorkerFailed", agent="a:1", cause="signal", status=-9, rank=1, host="a"),
+        line(17, "WorkerGroupStarted", agent="a:1", **{**begun, "attempt": "y"}),
+        line(18, "TrainingStarted", global_step=6, max_steps=20),
+        line(20, "TrainingEnded", global_step=20),
+    ]
+    found = account(records_of(lines))
+    back, killed = found.faults
+    assert (back.cause, back.detail, back.life) == ("numbers", "loss is nan", 1)
+    assert (back.lost_steps, back.lost_ms, back.down_ms) == (4, 5_000, 1_000)
+    assert (killed.cause, killed.lost_steps, killed.lost_ms) == ("signal", 3, 3_500)
+    assert found.spent_ms[Spent.LOST] == 8_500
+    assert [(one.step, one.is_lost) for one in found.losses] == [
+        (5, False),
+        (8, True),
+        (6, False),
+        (8, True),
+    ]
+
+
+@pytest.mark.parametrize("seconds", [1.8e305, -1e308, 10**400, float("nan")])
+def test_a_length_that_no_clock_measured_breaks_nothing(seconds):
+    begun = line(0, "WorkerGroupStarted", agent="a:1", met_seconds=seconds, start_seconds=seconds)
+    steps = line(0.5, "TrainingStarted", global_step=seconds)
+    ended = line(1, "RunEnded", agent="a:1", exit_code=seconds)
+    found = account(records_of([begun, steps, ended]))
+    assert sum(found.spent_ms.values()) == found.wall_ms
+
+
 def test_a_rollback_into_an_older_life_loses_the_work_of_both():
     lines = [
         *killed_run()[:22],
