@@ -96,9 +96,9 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(train, module):
 
 def test_random_numbers_differ_between_ranks_as_in_cold_workers(train):
     draws = "import random\nsay('drawn', [random.random(), float(numpy.random.rand())])\n"
-    agent = train(
-        WAITS + draws + "if life == 1:\n    sys.exit(1)\n", *EVENTS, "--nproc-per-node", "2"
-    )
+    # NumPy loads its generators when they are first asked for: here the nursery has them.
+    script = "import numpy.random\n" + WAITS + draws + "if life == 1:\n    sys.exit(1)\n"
+    agent = train(script, *EVENTS, "--nproc-per-node", "2")
     wait_until_warm(agent)
     go(agent, 1)
     go(agent, 2)
