@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING
 
 from lives import Folded
@@ -63,10 +66,12 @@ def live(  # noqa: PLR0913 - what tests vary
         until: the last step.
         every: how many saves to one promotion.
         attempt: names the life.
-        is_cut: end as if all processes were killed once the last save is acknowledged.
+        is_cut: end as if all processes were killed once every host has seen to the last save,
+            and what was due is durable.
         tiering: in place of ``every``.
     """
     run = Run()
+    together = Barrier(len(nears))
 
     def rank_main(world, board):
         view = durable[world.rank] if isinstance(durable, list) else durable
@@ -81,7 +86,8 @@ def live(  # noqa: PLR0913 - what tests vary
             told=lambda _, event: run.told.append(event),
         )
         try:
-            return _train(Checkpointer(desk), world, until, run, is_cut, board)
+            checkpointer = Checkpointer(desk)
+            return _train(checkpointer, world, until, run, board, together if is_cut else None)
         except (Crash, ResilientError) as error:
             run.died = run.died or isinstance(error, Crash)
             if run.error is None or isinstance(run.error, PeerFailed):
@@ -92,7 +98,7 @@ def live(  # noqa: PLR0913 - what tests vary
     return run
 
 
-def _train(checkpointer, world, until, run, is_cut, board) -> list[int]:
+def _train(checkpointer, world, until, run, board, cut) -> list[int]:
     state, own = Folded(0, is_large=True), Folded(world.rank)
     parts = {"model": Part(state), "rng_state": Part(own, "rank")}
     try:
@@ -105,10 +111,14 @@ def _train(checkpointer, world, until, run, is_cut, board) -> list[int]:
             checkpointer.wait()
             if world.is_coordinator:
                 run.acknowledged.append(checkpoint)
-        if not is_cut:
+            if cut:
+                _promoted(checkpointer, cut)
+        if not cut:
             checkpointer.wait(in_every_tier=True)
     except (Crash, ResilientError):
         # Before anything waits for a thread that waits for the others.
+        if cut:
+            cut.abort()
         board.fail(PeerFailed("a rank died"))
         raise
     finally:
@@ -116,3 +126,11 @@ def _train(checkpointer, world, until, run, is_cut, board) -> list[int]:
         checkpointer._persister.close()
         checkpointer._desk.close()
     return [*state.ending(), *own.ending()]
+
+
+def _promoted(checkpointer, cut) -> None:
+    """Wait until no host has anything on its way; what else there is stays as the save left it."""
+    while checkpointer._desk.promoter.is_busy:
+        time.sleep(0.001)
+    with suppress(BrokenBarrierError):
+        cut.wait(60)

@@ -10,8 +10,8 @@ MUTANTS = [
     Mutant(
         "models of a line of lives that was abandoned are uploaded",
         "resilient/train/interop/shelf.py",
-        "mine = [one for one in found if one.generation == self.generation]",
-        "mine = list(found)",
+        "for one in known.candidates if",
+        "for one in (*known.candidates, *known.abandoned) if",
         f"{MODELS} -k abandoned",
     ),
     Mutant(
@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "a run ends without the upload of its last model",
         "resilient/train/trackers/report.py",
-        'courier.upload(kwargs["shelf"], at_end=True',
-        'courier.upload(kwargs["shelf"], at_end=False',
+        'courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)',
+        "pass",
         f"{MODELS} -k given_once",
     ),
     Mutant(
@@ -34,6 +34,27 @@ MUTANTS = [
         "if best and self.best.checkpoint is not None:",
         "if False:",
         f"{MODELS} -k the_best_is_final",
+    ),
+    Mutant(
+        "models that no earlier life could send are sent by no later one",
+        "resilient/train/trackers/courier.py",
+        'str(saved.get("model", began))',
+        'str(saved.get("model") or began)',
+        f"{MODELS} -k no_earlier_life",
+    ),
+    Mutant(
+        "a tool that is new to the run is sent what was saved before it",
+        "resilient/train/trackers/courier.py",
+        'str(saved.get("model", began))',
+        'str(saved.get("model", ""))',
+        f"{MODELS} -k no_earlier_life_had",
+    ),
+    Mutant(
+        "what is being saved is sent before its turn",
+        "resilient/train/trackers/courier.py",
+        "before is None or one.step < before",
+        "True",
+        f"{MODELS} -k slow",
     ),
     Mutant(
         "half a line of an offline session of ClearML stays where it is",

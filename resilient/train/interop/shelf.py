@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilient.format.names import parse_checkpoint
 from resilient.opening import open_checkpointer
 from resilient.storage.open import open_store
 from resilient.train.interop.exporting import read_parts, write_model_files
 from resilient.train.interop.files import STATE
 from resilient.train.model.papers import PAPERS
-from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.catalog import lineage, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,21 +71,24 @@ class Shelf:
         """Return the checkpoints of this line of lives after ``mark``, oldest first.
 
         Args:
-            mark: a checkpoint's folder; empty: those of this life. What lives committed that were
+            mark: a checkpoint's folder; empty: all of the line. What lives committed that were
                 abandoned is left out, and so is what was rotated away.
         """
-        found = committed(open_store(self.url, storage_options=self.options))
-        after = next((one for one in found if one.folder == mark), None)
-        mine = [one for one in found if one.generation == self.generation]
-        if after is not None and self.begun is not None:
-            mine += [one for one in found if after < one <= self.begun]
+        after = parse_checkpoint(mark)
+        known = lineage(open_store(self.url, storage_options=self.options))
+        mine = [one for one in known.candidates if self._is_mine(one)]
         return sorted(one for one in mine if after is None or one > after)
 
     def final(self, *, best: bool) -> CheckpointId | None:
         """Return the checkpoint that training ended with, or of the best model; None without."""
         if best and self.best.checkpoint is not None:
             return self.best.checkpoint
-        return next(iter(reversed(self.since(""))), self.begun)
+        own = [one for one in self.since("") if one.generation == self.generation]
+        return own[-1] if own else self.begun
+
+    def _is_mine(self, one: CheckpointId) -> bool:
+        is_older = self.begun is not None and one <= self.begun
+        return is_older or one.generation == self.generation
 
     @contextmanager
     def model_of(self, checkpoint: CheckpointId, *, is_final: bool = False) -> Iterator[SavedModel]:

@@ -75,10 +75,16 @@ class Courier:
         tracker: used by that thread alone.
         saved: what an earlier life's :meth:`state_dict` said.
         tell: where events go.
+        began: the folder of the checkpoint that this life went on from; empty from scratch. To a
+            tracker that no earlier life knew, no older model is sent.
     """
 
     def __init__(
-        self, tracker: Tracker, saved: Mapping[str, Any], tell: Callable[[Event], None]
+        self,
+        tracker: Tracker,
+        saved: Mapping[str, Any],
+        tell: Callable[[Event], None],
+        began: str = "",
     ) -> None:
         self._tracker = tracker
         self._tell = tell
@@ -86,7 +92,7 @@ class Courier:
         self._curve = Curve(None)
         self._landed = int(saved.get("step", 0))
         self._run_id = str(saved.get("run_id", ""))
-        self._uploaded = str(saved.get("model", ""))
+        self._uploaded = str(saved.get("model", began))
         self._is_open = False
         self._failed = threading.Lock()
         self._started, self._finished = threading.Event(), threading.Event()
@@ -94,9 +100,13 @@ class Courier:
         thread.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id in the tool, up to which step it has all, and its last model."""
-        model = {"model": self._uploaded} if self._uploaded else {}
-        return {"run_id": self._tracker.run_id or self._run_id, "step": self._landed, **model}
+        """Return the run's id in the tool, up to which step it has all, and its last model.
+
+        Without a model yet, that is where the first life began that had this tracker: what was
+        committed and not sent since is sent by the next life.
+        """
+        run_id = self._tracker.run_id or self._run_id
+        return {"run_id": run_id, "step": self._landed, "model": self._uploaded}
 
     def open(
         self, opening: Opening, history: Sequence[Mapping[str, Any]], within_seconds: float
@@ -114,17 +124,26 @@ class Courier:
         """Whether the tool takes models, which may be big."""
         return self._tracker.wants_models() != "never"
 
-    def upload(self, shelf: Shelf, *, at_end: bool, best: bool = False) -> None:
+    def upload(self, shelf: Shelf, before: int) -> None:
         """Send the models that were committed since the last time; returns at once.
 
         Args:
             shelf: where they are.
-            at_end: whether training is over and all of it is durable.
+            before: the step that is being saved: however late the thread comes to it, that one is
+                left to the next time, which may know that it is the final one.
+        """
+        if self._tracker.wants_models() == "checkpoint":
+            self._put(self._upload, shelf, before)
+
+    def upload_final(self, shelf: Shelf, *, best: bool) -> None:
+        """Send what is left, and the final model as such; returns at once.
+
+        Args:
+            shelf: where they are; training is over and all of it is durable.
             best: whether training ends with the best model.
         """
-        wanted = self._tracker.wants_models()
-        if wanted == "checkpoint" or (wanted == "end" and at_end):
-            self._put(self._upload, shelf, at_end, best)
+        if self.takes_models:
+            self._put(self._upload, shelf, None, best)
 
     def close(self, within_seconds: float, *, completed: bool) -> None:
         """Wait until all is sent and the run is closed, but not for ever."""
@@ -173,12 +192,18 @@ class Courier:
         if not self._failed.locked():
             self._landed = max(self._landed, step)
 
-    def _upload(self, shelf: Shelf, at_end: bool, best: bool) -> None:  # noqa: FBT001 - as below
+    def _upload(
+        self,
+        shelf: Shelf,
+        before: int | None,
+        best: bool = False,  # noqa: FBT001, FBT002 - as below
+    ) -> None:
         """Send each model that is still there: retention may have let one go meanwhile."""
         if not self._is_open:
             return
-        final = shelf.final(best=best) if at_end else None
+        final = shelf.final(best=best) if before is None else None
         wanted = shelf.since(self._uploaded) if self._tracker.wants_models() == "checkpoint" else []
+        wanted = [one for one in wanted if before is None or one.step < before]
         if final is not None:
             wanted = [*(one for one in wanted if one != final), final]
         for checkpoint in wanted:

@@ -46,16 +46,16 @@ class Reporting(TrainerCallback):
 
     on_predict = on_evaluate
 
-    def on_save(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
+    def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Send the models that are committed by now; this save's own comes with the next."""
         for courier in self._couriers.values():
-            courier.upload(kwargs["shelf"], at_end=False)
+            courier.upload(kwargs["shelf"], state.global_step)
 
     def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Wait until everything is sent."""
         takes_models = any(one.takes_models for one in self._couriers.values())
         for courier in self._couriers.values():
-            courier.upload(kwargs["shelf"], at_end=True, best=args.load_best_model_at_end)
+            courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)
         self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
 
     def close(self) -> None:
@@ -86,9 +86,11 @@ class Reporting(TrainerCallback):
         if not state.is_world_process_zero:
             return
         history = list(state.log_history)
+        begun = getattr(context.get("shelf"), "begun", None)
+        began = begun.folder if begun is not None else ""
         for tracker in self._trackers:
             saved = self._saved.get(tracker.name, {})
-            courier = Courier(tracker, saved, context["emit"])
+            courier = Courier(tracker, saved, context["emit"], began)
             opening = Opening(
                 args,
                 str(saved.get("run_id", "")),
