@@ -7,7 +7,9 @@ from hosts import Folded
 
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
+from resilient.errors import StoreUnavailable
 from resilient.events import CheckpointRestored, Emitter
+from resilient.format.names import CheckpointId
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
@@ -19,7 +21,9 @@ from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.keeper import Keeper
 from resilient.vault.keeper.room import Room
 from resilient.vault.registry.catalog import committed
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.registry.generations import list_marks
+from resilient.vault.saving import tidy as tidying
+from resilient.vault.saving.promoter import Promoter, Tiering
 from resilient.world.sockets import BoardServer
 from resilient.world.world import World
 
@@ -60,7 +64,9 @@ def steps(url) -> list[int]:
 class Trainer:
     """One rank of a little run."""
 
-    def __init__(self, machine, url, *, scope="0", world=None, board=None, every=3) -> None:
+    def __init__(  # noqa: PLR0913 - what tests vary
+        self, machine, url, *, scope="0", world=None, board=None, every=3, near=True
+    ) -> None:
         self.told = []
         emit = Emitter(SystemClock(), (lambda _, event: self.told.append(event),))
         self.state = Folded(0, is_large=True)
@@ -72,17 +78,17 @@ class Trainer:
             emit,
             scope=scope,
             keeper=KeeperAddress(str(machine.path)),
-            near_url=machine.near,
-            tiering=Tiering(durable_every=every),
+            near_url=machine.near if near else "",
+            tiering=Tiering(durable_every=every) if near else None,
             within_seconds=20.0,
         )
         resumed = self.checkpointer.resume(self.parts)
         self.began = resumed.step if resumed else 0
 
-    def train(self, until) -> None:
+    def train(self, until, keep=()) -> None:
         while self.state.steps < until:
             self.state.step()
-            self.checkpointer.save(self.state.steps, self.parts, About())
+            self.checkpointer.save(self.state.steps, self.parts, About(), keep=keep)
             self.checkpointer.wait()
 
     def said(self, kind) -> list:
@@ -157,6 +163,41 @@ def test_a_keeper_lost_after_the_last_save_leaves_its_promotion_to_the_trainer(m
     trainer.checkpointer._persister._talk.close()
     trainer.checkpointer.close()
     assert steps(url) == [2, 1]
+
+
+def test_what_the_run_protects_is_left_to_the_trainer_with_the_last_save(
+    machines, url, monkeypatch
+):
+    """The keeper is gone when both are committed near, and nothing of it is on its way."""
+    trainer = Trainer(machines[0], url)
+    trainer.train(1)
+    assert machines[0].keeper.settle(20)
+    monkeypatch.setattr(Promoter, "committed", lambda *_: None)
+    trainer.train(3, keep=[CheckpointId(1, 2)])
+    trainer.checkpointer._persister._talk.close()
+    monkeypatch.undo()
+    trainer.checkpointer.close()
+    assert steps(url) == [3, 2, 1]
+
+
+def test_a_mark_that_a_lost_keeper_owed_is_put_by_the_trainer(machines, tmp_path, monkeypatch):
+    """Without a near tier: who commits there also marks the life, with its first save alone."""
+    store = open_store(str(tmp_path / "single"))
+
+    def full(*_):
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(tidying, "mark_committed", full)
+    trainer = Trainer(machines[0], store.url, near=False)
+    trainer.train(2)
+    assert machines[0].keeper.settle(20)
+    monkeypatch.undo()
+    assert not list_marks(store)
+    trainer.checkpointer._persister._talk.close()
+    trainer.train(3)
+    assert trainer.said(facts.KeeperBypassed)
+    trainer.checkpointer.close()
+    assert list_marks(store) == [1]
 
 
 def test_a_damaged_near_copy_is_read_from_the_durable_tier_beside_a_keeper(machines, url):

@@ -16,6 +16,7 @@ from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.verify import verify
 from resilient.vault.saving.promoter import Tiering
+from resilient.world.agreement import Failure, attempt
 from resilient.world.memory import MemoryBoard
 
 SECOND = CheckpointId(1, 2)
@@ -66,8 +67,12 @@ def durable():
     return MemoryStore("test://durable")
 
 
-def run(nears, views, board, before_save) -> None:
-    """Save four times; the third is protected when it comes, and with the fourth the second."""
+def run(nears, views, board, before_save, every=99) -> list:
+    """Save four times; the third is protected when it comes, and with the fourth the second.
+
+    Returns:
+        What each rank heard at its end.
+    """
     keeps = {3: [CheckpointId(1, 3)], 4: [SECOND, CheckpointId(1, 3)]}
 
     def rank_main(world, _):
@@ -76,7 +81,7 @@ def run(nears, views, board, before_save) -> None:
             views[world.rank],
             board=board,
             world=world,
-            tiering=Tiering(99, 9),
+            tiering=Tiering(every, 9),
         )
         checkpointer = Checkpointer(desk)
         checkpointer.resume({})
@@ -84,9 +89,9 @@ def run(nears, views, board, before_save) -> None:
             before_save(world, checkpointer, step)
             checkpointer.save(step, parts_of(step), About(), keep=keeps.get(step, []))
             checkpointer.wait()
-        checkpointer.close()
+        return attempt(checkpointer.close)
 
-    run_gang(2, rank_main)
+    return run_gang(2, rank_main)
 
 
 def test_no_host_brings_an_older_one_while_the_other_rotates_after_a_newer(nears, durable):
@@ -111,7 +116,8 @@ def test_no_host_brings_an_older_one_while_the_other_rotates_after_a_newer(nears
 
     delete = durable.delete
     durable.delete = lambda key: (swept.append(key), delete(key))
-    run(nears, [View(durable, on_list=on_list), View(durable, on_put=on_put)], board, before_save)
+    views = [View(durable, on_list=on_list), View(durable, on_put=on_put)]
+    assert run(nears, views, board, before_save) == [None, None]
     assert not armed.is_set(), "or nothing was tested"
     assert swept
     assert not [key for key in swept if key.startswith("checkpoint-2-g1/")]
@@ -127,7 +133,25 @@ def test_all_hosts_bring_what_the_run_protects_before_it_ends(nears, durable):
             refused.append(key)
             raise StoreUnavailable("the line is cut", key=key)
 
-    run(nears, [View(durable), View(durable, on_put=on_put)], MemoryBoard(), lambda *_: None)
+    views = [View(durable), View(durable, on_put=on_put)]
+    assert run(nears, views, MemoryBoard(), lambda *_: None) == [None, None]
     assert refused
     assert 2 in steps(durable)
     assert not verify(durable, SECOND, "full")
+
+
+def test_no_host_ends_well_while_what_the_run_protects_is_damaged(nears, durable):
+    """The newest is durable, and of the best a host has lost its files."""
+
+    def before_save(world, checkpointer, step) -> None:
+        checkpointer._desk.promoter._settle()
+        if step == 4 and world.rank == 1:
+            for key in [one for one in nears[1].objects if one.startswith("checkpoint-2-g1/model")]:
+                del nears[1].objects[key]
+
+    ends = run(nears, [View(durable), View(durable)], MemoryBoard(), before_save, every=4)
+    assert steps(durable) == [4, 3]
+    assert all(isinstance(one, Failure) for one in ends), ends
+    for one in ends:
+        assert "checkpoint-2-g1 is saved in the near tier" in one.message
+        assert "missing in every near tier" in one.message

@@ -9,6 +9,7 @@ MEMORY = "tests/process/test_keeper_memory.py"
 STREAMS = "tests/process/test_keeper_streams.py"
 SHARED = "tests/process/test_shared_memory.py"
 BOARDS = "tests/contract/test_comms.py"
+TIERS = "tests/gang/test_keeper_tiers.py"
 FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
@@ -39,6 +40,20 @@ MUTANTS = [
         "landed = found is True or attempt(lambda: _is_committed(desk.store, checkpoint)) is True",
         "landed = False",
         "tests/unit/vault/test_verdict.py",
+    ),
+    Mutant(
+        "what the run protects is forgotten with a keeper",
+        "resilient/vault/saving/promoter.py",
+        "self._newest, self._keep = checkpoint, tuple(keep)",
+        "self._newest, self._keep = checkpoint, ()",
+        f"{TIERS} -k protects",
+    ),
+    Mutant(
+        "a mark that a lost keeper owed is put by nobody",
+        "resilient/vault/saving/persister.py",
+        "Memory(owes_mark=True)",
+        "Memory()",
+        f"{TIERS} -k a_mark",
     ),
     Mutant(
         "what a dead keeper held is given up",

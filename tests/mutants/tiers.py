@@ -17,6 +17,13 @@ STORE = "resilient/vault/tiers/tiers.py"
 
 MUTANTS = [
     Mutant(
+        "only the coordinator's host knows what the run protects",
+        PROMOTER,
+        "self._newest, self._keep = checkpoint, orders.keep",
+        "self._newest, self._keep = checkpoint, orders.keep if desk.world.is_coordinator else ()",
+        f"{TOGETHER} -k ends_well",
+    ),
+    Mutant(
         "a promotion puts the manifest before the files",
         PROMOTE,
         "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",

@@ -77,7 +77,8 @@ class ThreadPersister:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
-        self._known = Memory()
+        # What a keeper that is gone still owed, nobody here knows; to mark again costs one file.
+        self._known = Memory(owes_mark=True)
         self._pacing = Pacing()
         self._pace: SavePace | None = None
         self._memory = PrivateBuffers()
