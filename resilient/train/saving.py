@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.checkpointer import About, Checkpointer
+    from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.ledger import Ledger
@@ -105,7 +106,11 @@ class Saver:
         Raises:
             ConfigError: an argument differs from the checkpoint's that cannot.
         """
-        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause, examine=self._examine)
+
+        def look(config: Mapping[str, Any]) -> None:
+            examine(config, self._args, self.emit)
+
+        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause, examine=look)
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resumed is None:
             return None
@@ -114,25 +119,6 @@ class Saver:
         if resumed.absent:
             self.emit(PartsStartedFresh(resumed.absent))
         return resumed
-
-    def _examine(self, config: Mapping[str, Any]) -> None:
-        """Tell how this life's arguments differ from those that saved, then refuse some.
-
-        Raises:
-            ConfigError: one differs that cannot.
-            IncompatibleCheckpoint: it was saved to hold the model alone.
-        """
-        if config.get("save_only_model"):
-            raise IncompatibleCheckpoint(
-                "the checkpoint holds only a model (`save_only_model`), and training cannot go on "
-                "from that: take an older one that is whole, or begin anew from its weights with "
-                "`trainer.load_model(...)` and `trainer.train(False)`",
-                hint="resilient ckpt ls --all",
-            )
-        changes = changes_between(config, self._args.to_dict())
-        if changes:
-            self.emit(ArgumentsChanged(changes))
-        require_resumable(changes, self._args.resume_changes)
 
     @property
     def has_saved(self) -> bool:
@@ -313,6 +299,31 @@ class Saver:
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
+
+
+def examine(config: Mapping[str, Any], args: TrainingArguments, emit: Emitter) -> None:
+    """Tell how this life's arguments differ from those that saved, then refuse some.
+
+    Args:
+        config: of the run that saved.
+        args: of this one.
+        emit: whom to tell.
+
+    Raises:
+        ConfigError: one differs that cannot.
+        IncompatibleCheckpoint: it was saved to hold the model alone.
+    """
+    if config.get("save_only_model"):
+        raise IncompatibleCheckpoint(
+            "the checkpoint holds only a model (`save_only_model`), and training cannot go on "
+            "from that: take an older one that is whole, or begin anew from its weights with "
+            "`trainer.load_model(...)` and `trainer.train(False)`",
+            hint="resilient ckpt ls --all",
+        )
+    changes = changes_between(config, args.to_dict())
+    if changes:
+        emit(ArgumentsChanged(changes))
+    require_resumable(changes, args.resume_changes)
 
 
 def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:

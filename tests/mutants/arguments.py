@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant(
         "differences are told after the refusal, and so never",
         "resilient/train/saving.py",
-        "        if changes:\n            self.emit(ArgumentsChanged(changes))\n",
+        "    if changes:\n        emit(ArgumentsChanged(changes))\n",
         "",
         f"{_TESTS}/test_changes.py",
     ),
