@@ -47,8 +47,9 @@ _OPTIONS = set(inspect.signature(open_checkpointer).parameters) - _FOUND_HERE
 class Checkpointer:
     """Saves and resumes what a training loop holds, under any launcher and any parallelism.
 
-    Works under plain ``python``, ``torchrun`` and ``resilient train``; with
-    ``torch.distributed.init_process_group`` called before ``resume``, or not called at all.
+    Works under plain ``python``, ``torchrun`` and ``resilient train``; with several ranks call
+    ``torch.distributed.init_process_group`` before ``resume``. Ranks that train a model each for
+    itself are refused: what is saved once for all of them would be of none.
 
     Args:
         url: where checkpoints live; a path or any fsspec URL. What ``resilient train --repo``
@@ -147,8 +148,8 @@ class Checkpointer:
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
             IncompatibleCheckpoint: whole, but this code or model cannot take it.
-            ConfigError: something cannot be saved, there is no place to meet, or it is the
-                second call.
+            ConfigError: something cannot be saved, there is no place to meet, the ranks train
+                each by itself, or it is the second call.
             NotExclusive: the store cannot fence and the user did not promise to be alone.
             StoreError: the store failed.
         """

@@ -17,6 +17,7 @@ state; and the position in the data, which accelerate leaves to the script.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
@@ -26,9 +27,9 @@ from resilient.errors import ConfigError
 from resilient.loop import Checkpointer
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
+from resilient.world.launch import read_launch
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
 
     import torch
@@ -87,7 +88,17 @@ class AcceleratorCheckpointer(Checkpointer):
         ``batches`` gives its first batch.
 
         Crash: the claimed number is used up; nothing else changed in the store.
+
+        Raises:
+            ConfigError: also if the accelerator trains on this rank alone, of several.
         """
+        ranks, mine = read_launch(os.environ).world.size, self._accelerator.num_processes
+        if mine != ranks:
+            raise ConfigError(
+                f"this is one of {ranks} ranks (WORLD_SIZE), and the Accelerator is one of {mine}: "
+                "each rank would train its own model",
+                hint="on CPUs Accelerator(cpu=True) joins them",
+            )
         step = super().resume(ref)
         self._held.restore()
         return step

@@ -147,9 +147,10 @@ def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things
         rng: whether the global random state is a part, too.
 
     Raises:
-        ConfigError: a thing has no state that we know of, an optimizer's model is missing, or a
-            name is taken.
+        ConfigError: a thing has no state that we know of, an optimizer's model is missing, a
+            name is taken, or the ranks train each by itself.
     """
+    _require_together(things, ranks)
     models = {name: one for name, one in things.items() if isinstance(one, nn.Module)}
     parts: dict[str, Part] = {}
     for name, thing in things.items():
@@ -166,6 +167,24 @@ def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things
     values = {n: one.stateful for n, one in parts.items() if isinstance(one.stateful, Value)}
     replicas = tuple(one for one in map(_replica, models.values()) if one and ranks > 1)
     return Things(parts, values, _strategy(models, ranks), replicas)
+
+
+def _require_together(things: Mapping[str, Any], ranks: int) -> None:
+    """Raise if several ranks would save as one model what each of them trains for itself.
+
+    A replicated thing is written once, split over the ranks: of models that differ that makes one
+    that nobody ever had.
+    """
+    if ranks == 1 or dist.is_initialized():
+        return
+    found = next((n for n, one in things.items() if isinstance(one, nn.Module | Optimizer)), None)
+    if found is not None:
+        raise ConfigError(
+            f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{found}`: "
+            "torch.distributed is not initialized, so nothing makes them one",
+            hint="call torch.distributed.init_process_group() before resume(); on CPUs accelerate "
+            "does that for Accelerator(cpu=True) alone, and Transformers for use_cpu=True",
+        )
 
 
 def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
