@@ -132,20 +132,6 @@ def test_classes_are_short():
     assert not long
 
 
-def test_the_trainer_holds_nothing_long():
-    """With docstrings, too: whoever opens a file of the trainer sees a function on a screen."""
-    kinds = {ast.ClassDef: 250, ast.FunctionDef: 60, ast.AsyncFunctionDef: 60}
-    long = [
-        f"{short(path)} {node.name}"
-        for path, tree in trees(OURS)
-        for node in ast.walk(tree)
-        if short(path).startswith("resilient/train/")
-        and type(node) in kinds
-        and node.end_lineno - node.lineno + 1 > kinds[type(node)]
-    ]
-    assert not long
-
-
 def test_modules_are_short():
     limits = [(path, MODULE_LINES_MAX) for path in [*OURS, *OTHERS]]
     limits += [(path, TEST_MODULE_LINES_MAX) for path in TESTS]

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -36,37 +37,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"seed of the faults: {seed}   (again: make demo DEMO='--seed {seed}')")
-    shutil.rmtree(options.folder, ignore_errors=True)
+    runs = options.folder / "calm", options.folder / "struck"
+    clear(options.folder, {one.name for one in runs})
     every = options.steps // SAVES
     script = ["--steps", str(options.steps), "--save-steps", str(every), "--save-total-limit", "3"]
     script += ["--logging-steps", "1", "--eval-steps", str(3 * every)]
     began_seconds = time.monotonic()
-    with progress_bar() as bar:
+    with progress_bar() as bar, ExitStack() as ends:
         task = bar.add_task("undisturbed", total=options.steps)
-        calm = Job(options.folder / "calm", script, lambda step: bar.update(task, completed=step))
+        calm = Job(runs[0], script, lambda step: bar.update(task, completed=step))
+        ends.callback(calm.end)
         calm.start()
         if calm.wait() != 0:
             raise RuntimeError(f"the undisturbed run failed; see {calm.folder / 'said.txt'}")
         bar.update(task, completed=options.steps)
         task = bar.add_task("struck", total=options.steps)
-        struck = Job(
-            options.folder / "struck", script, lambda step: bar.update(task, completed=step)
-        )
+        struck = Job(runs[1], script, lambda step: bar.update(task, completed=step))
+        ends.callback(struck.end)
         outcomes = strike(struck, Random(seed), every)
         bar.update(task, completed=options.steps)
     console.print(table(outcomes))
-    verdict = compare(calm.store, struck.store)
-    for aspect, identical in verdict.items():
-        mark = "[green]identical[/]" if identical else "[red]DIFFERENT[/]"
-        console.print(f"{aspect:13} {mark}")
+    every_bit = show_verdict(console, calm, struck)
     took_seconds = time.monotonic() - began_seconds
-    every_bit = all(verdict.values())
     end = (
         "identical to the bit" if every_bit else "DIFFERENT: this is a bug, please report the seed"
     )
     trained = len(struck.steps())
     console.print(f"{options.steps} steps, {trained} trained in all, {took_seconds:.0f} s: {end}")
     return 0 if every_bit else 1
+
+
+def show_verdict(console: Console, calm: Job, struck: Job) -> bool:
+    """Print what is the same in both runs, and say whether everything is."""
+    verdict = compare(calm.store, struck.store)
+    for aspect, identical in verdict.items():
+        mark = "[green]identical[/]" if identical else "[red]DIFFERENT[/]"
+        console.print(f"{aspect:13} {mark}")
+    return all(verdict.values())
+
+
+def clear(folder: Path, runs: set[str]) -> None:
+    """Remove what an earlier demo left in its folder, and never anything else."""
+    others = sorted({one.name for one in folder.iterdir()} - runs) if folder.is_dir() else []
+    if others:
+        raise SystemExit(f"`{folder}` holds `{others[0]}`, which no demo made: name another folder")
+    for name in runs:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def strike(job: Job, random: Random, every: int) -> list[Outcome]:

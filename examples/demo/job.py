@@ -73,6 +73,11 @@ class Job:
             one.kill()
         return self.wait()
 
+    def end(self) -> None:
+        """Leave nothing running, whatever the demo itself ended by."""
+        if self._process is not None and self._process.poll() is None:
+            self.strike_all()
+
     def wait(self) -> int:
         """Wait for the command to end; return its exit code as a shell shows it."""
         assert self._process is not None, "start() comes first"

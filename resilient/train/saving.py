@@ -13,21 +13,19 @@ from resilient.errors import (
     SaveFailed,
 )
 from resilient.format.names import CheckpointId, parse_checkpoint
-from resilient.train.arguments.changes import changes_between, require_resumable
 from resilient.train.leaving import SavesTook, Tier, choose_tier
 from resilient.train.reporting import (
-    ArgumentsChanged,
     BestModelMissing,
     LastSaveChosen,
     SaveRetried,
 )
+from resilient.train.resuming import examine
 from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.checkpointer import About, Checkpointer
-    from resilient.events import Emitter
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.ledger import Ledger
@@ -299,31 +297,6 @@ class Saver:
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
-
-
-def examine(config: Mapping[str, Any], args: TrainingArguments, emit: Emitter) -> None:
-    """Tell how this life's arguments differ from those that saved, then refuse some.
-
-    Args:
-        config: of the run that saved.
-        args: of this one.
-        emit: whom to tell.
-
-    Raises:
-        ConfigError: one differs that cannot.
-        IncompatibleCheckpoint: it was saved to hold the model alone.
-    """
-    if config.get("save_only_model"):
-        raise IncompatibleCheckpoint(
-            "the checkpoint holds only a model (`save_only_model`), and training cannot go on "
-            "from that: take an older one that is whole, or begin anew from its weights with "
-            "`trainer.load_model(...)` and `trainer.train(False)`",
-            hint="resilient ckpt ls --all",
-        )
-    changes = changes_between(config, args.to_dict())
-    if changes:
-        emit(ArgumentsChanged(changes))
-    require_resumable(changes, args.resume_changes)
 
 
 def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:

@@ -145,6 +145,8 @@ def _adopt(launch: Launch) -> Gang:
     world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
     if world.size == 1:
         return Gang(world, None, launch)
+    # Whoever made it may end it before; its threads have to end in time all the same.
+    atexit.register(_leave_process_group)
     host = launch.host or "127.0.0.1"
     served = _serve(host) if world.is_coordinator else None
     on_gpu = dist.get_backend() == "nccl"

@@ -91,6 +91,29 @@ def test_a_deleted_newest_manifest_is_reported_as_passed_over(repo, call, matche
     matches("ls-passed-over", call("ckpt", "ls", repo), repo)
 
 
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_deleted_newest_manifest_is_damage(repo, call, level):
+    (repo / "checkpoint-35-g2" / "manifest.json").unlink()
+    for what in ("--all", "latest"):
+        outcome = call("ckpt", "verify", what, repo, "--level", level, "--json")
+        assert outcome.status == 1
+        (found,) = json.loads(outcome.stdout)["records"]
+        assert found["file"] == "checkpoint-35-g2/manifest.json"
+        assert "the files are all there" in found["problem"]
+        assert found["tensor"]
+        assert "--undelete" in found["fix"]
+
+
+def test_what_a_killed_save_left_is_told_and_is_no_damage(repo, call):
+    folder = repo / "checkpoint-99-g2"
+    folder.mkdir()
+    (folder / "model.r00000.safetensors").write_bytes(b"half")
+    outcome = call("ckpt", "verify", "--all", repo, "--json")
+    assert outcome.status == 0
+    (found,) = json.loads(outcome.stdout)["records"]
+    assert (found["file"], found["severity"]) == ("checkpoint-99-g2/manifest.json", "warning")
+
+
 def test_exit_code_3_when_nothing_intact_remains(repo, call, matches):
     for one in repo.glob("checkpoint-*/model.r00000.safetensors"):
         flip_bit(one)

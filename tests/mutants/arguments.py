@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         "differences are told after the refusal, and so never",
-        "resilient/train/saving.py",
+        "resilient/train/resuming.py",
         "    if changes:\n        emit(ArgumentsChanged(changes))\n",
         "",
         f"{_TESTS}/test_changes.py",

@@ -12,6 +12,27 @@ FUZZ = "tests/property/test_fuzz_readers.py -k tree"
 
 MUTANTS = [
     Mutant(
+        "a checkpoint whose manifest was deleted is no damage to verify",
+        "resilient/vault/health/records.py",
+        "            yield Finding(key, tensors, problem, fix=way)\n",
+        "            pass\n",
+        "tests/cli/test_ckpt.py -k newest_manifest_is_damage",
+    ),
+    Mutant(
+        "what a killed save left is damage to verify",
+        "resilient/vault/health/records.py",
+        "if manifest is not None and set(own) <= set(folders[one]):",
+        "if manifest is not None:",
+        "tests/cli/test_ckpt.py -k killed_save_left",
+    ),
+    Mutant(
+        "ranks that train each for itself save one model",
+        "resilient/state/things.py",
+        "    if ranks == 1 or dist.is_initialized():\n",
+        "    if ranks:\n",
+        "tests/process/test_ranks_alone.py -k loop",
+    ),
+    Mutant(
         "the root is not compared",
         "resilient/format/document.py",
         "    if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from resilient.vault.health.verify import BY_ITSELF
 from resilient_cli.render import Answer, Table, human_size
 from resilient_cli.views.words import NONE, count, folder
 
@@ -43,6 +44,8 @@ def verification(
     table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
     found = [one for survey in surveys for one in survey.findings] + list(records)
     fixes = dict.fromkeys(one.fix for one in found if one.fix)
+    if not resume:
+        fixes.pop(BY_ITSELF, None)
     counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
     ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (

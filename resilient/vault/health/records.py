@@ -1,4 +1,7 @@
-"""What lies beside the checkpoints: the records of lives, marks, tags. Is it whole, does it fit?"""
+"""What lies beside the checkpoints: the records of lives, marks, tags, and what lost its manifest.
+
+Is it whole, does it fit?
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.document import RECORD_BYTES_MAX, unseal
-from resilient.format.names import ABILITIES, committed_key, generation_key, tag_key
+from resilient.format.names import ABILITIES, MANIFEST, committed_key, generation_key, tag_key
+from resilient.vault.access.damage import join_names
 from resilient.vault.access.fetch import fetch
 from resilient.vault.health.verify import Finding
-from resilient.vault.registry.catalog import committed, lineage, read_manifest
+from resilient.vault.registry.catalog import committed, folders_of, lineage, read_manifest
 from resilient.vault.registry.generations import (
     check_mark,
     list_marks,
@@ -36,16 +40,44 @@ def verify_records(store: Store, level: Level = "full") -> list[Finding]:
 
     Args:
         store: the repository.
-        level: ``quick`` looks at nothing; ``full`` reads every record, mark and tag; ``deep``
-            also holds them against the checkpoints and against each other.
+        level: ``quick`` asks for folders newer than the newest checkpoint that have no manifest;
+            ``full`` also reads every record, mark and tag; ``deep`` also holds them against the
+            checkpoints and against each other.
 
     Raises:
         StoreError: the store failed.
     """
+    found = [*_without_manifest(store)]
     if level == "quick":
-        return []
-    found = [*_unreadable(store)]
+        return found
+    found += _unreadable(store)
     return [*found, *_contradictions(store)] if level == "deep" else found
+
+
+def _without_manifest(store: Store) -> Iterator[Finding]:
+    """Find what resume passes over: newer than all that it could take, and not committed.
+
+    Such a folder is what a save leaves that was killed, or is under way. But with every file that
+    the newest checkpoint wrote it has most likely been committed, and its manifest was deleted.
+    """
+    folders = folders_of(store)
+    newest = max((one for one, names in folders.items() if MANIFEST in names), default=None)
+    if newest is None:
+        return
+    try:
+        manifest = read_manifest(store, newest)
+    except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+        manifest = None
+    for one in sorted(one for one in folders if one > newest):
+        key, way = one.manifest_key, f"resilient ckpt repair {one} {store.url} --undelete"
+        own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
+        if manifest is not None and set(own) <= set(folders[one]):
+            tensors = join_names([tensor.name for tensor in manifest.tensors])
+            problem = "missing, and the files are all there: it was deleted, or never put"
+            yield Finding(key, tensors, problem, fix=way)
+        else:
+            problem = "missing, and so are files: a save is under way, or was killed"
+            yield Finding(key, "", problem, "warning", fix="none is needed: the next save tidies")
 
 
 def _unreadable(store: Store) -> Iterator[Finding]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Level = Literal["quick", "full", "deep"]
 
+BY_ITSELF = "resume takes the newest whole checkpoint by itself"
+"""What mends damage while a whole checkpoint is there: nothing that anybody has to do."""
+
 MISSING = "missing"
 """The problem of a file that is not there."""
 
@@ -55,7 +58,7 @@ class Finding:
     severity: Literal["damaged", "warning"] = "damaged"
     start: int = 0
     stop: int = 0
-    fix: str = "resume takes the newest whole checkpoint by itself"
+    fix: str = BY_ITSELF
 
 
 def verify(
