@@ -7,15 +7,14 @@ repeated at a call site.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+from resilient.lines import LineFile, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -230,6 +229,10 @@ class BestDamaged(Event):
 class Emitter:
     """Sends events to sinks with the context of this process bound once.
 
+    A sink that raises hurts nobody: the other sinks and the caller go on, and it is called again
+    for the next event. Standard error hears once of each such sink. What is no ``Exception``,
+    such as KeyboardInterrupt, passes.
+
     Args:
         clock: gives the time of each event.
         sinks: called in order with the record (a JSON-able mapping) and the event.
@@ -239,6 +242,7 @@ class Emitter:
     clock: Clock
     sinks: tuple[Callable[[Mapping[str, Any], Event], None], ...] = ()
     context: Mapping[str, Any] = field(default_factory=dict)
+    _failed: set[int] = field(default_factory=set, repr=False, compare=False)
 
     def __call__(self, event: Event, **context: Any) -> None:
         """Send one event; ``context`` holds for this event only."""
@@ -250,71 +254,25 @@ class Emitter:
             **event.facts(),
         }
         for sink in self.sinks:
-            sink(record, event)
+            try:
+                sink(record, event)
+            except Exception as error:  # noqa: BLE001 - what is told has happened, whoever listens
+                self._tell_failed(sink, error)
 
     def bind(self, **context: Any) -> Emitter:
         """Return an emitter that adds ``context`` to every event."""
         return replace(self, context={**self.context, **context})
 
-
-class LineFile:
-    """Appends lines to a file, and never fails: what cannot be written is dropped and counted.
-
-    A full disk must not end a training whose checkpoints go elsewhere, or that was told to go on
-    without them. Standard error hears when dropping begins and, with the count, when it is over.
-    Each line is one write in append mode, so several processes may share the file.
-
-    Args:
-        path: the file; its folder is made if it can be.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._dropped = 0
-        # Events come from the thread that trains and from the one that saves.
-        self._lock = threading.Lock()
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-
-    def append(self, line: str) -> None:
-        """Write one line, or drop it."""
-        with self._lock:
-            try:
-                _append(self._path, f"{line}\n".encode())
-            except OSError as error:
-                if self._dropped == 0:
-                    why = error.strerror or type(error).__name__
-                    _say(
-                        f"`{self._path}` cannot be written, its lines are dropped: {why}; training "
-                        "and checkpoints are not affected; free some space: df -h"
-                    )
-                self._dropped += 1
-                return
-            if self._dropped:
-                _say(f"`{self._path}` is written again; lines dropped: {self._dropped}")
-                self._dropped = 0
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Write all of ``line`` or nothing of it."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        written = os.write(descriptor, line)
-        if written == len(line):
+    def _tell_failed(self, sink: object, error: Exception) -> None:
+        """Say it once of each sink, also for the emitters that were bound from this one."""
+        if id(sink) in self._failed:
             return
-        # A full disk takes a part; it would spoil the next line, unless that is there already.
-        end = os.lseek(descriptor, 0, os.SEEK_CUR)
-        if os.fstat(descriptor).st_size == end:
-            os.ftruncate(descriptor, end - written)
-    finally:
-        os.close(descriptor)
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"resilient: {text}\n")
+        self._failed.add(id(sink))
+        name = getattr(sink, "__qualname__", type(sink).__qualname__)
+        say(
+            f"the sink `{name}` of events raised {type(error).__name__}: {error}; it still gets "
+            "the next ones, and this is not told again; training and checkpoints are not affected"
+        )
 
 
 def json_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:

@@ -50,6 +50,7 @@ CATCH_ALL = {
     "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
     "resilient/agent/workers/nursery.py",  # whatever a package raises when imported: see `step`
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
+    "resilient/events.py",  # a sink that raises must not stop what it is told of
     "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }
 

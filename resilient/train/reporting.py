@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
 from tqdm.auto import tqdm
 
-from resilient.events import Emitter, Event, Level, LineFile, console, json_lines
+from resilient.events import Emitter, Event, Level, console, json_lines
+from resilient.lines import LineFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -182,4 +182,18 @@ MUTANTS = [
         "    except StoreUnavailable:\n",
         FAILED,
     ),
+    Mutant(
+        "a sink that raises stops what it is told of",
+        "resilient/events.py",
+        "            except Exception as error:  # noqa",
+        "            except OSError as error:  # noqa",
+        FAILED,
+    ),
+    Mutant(
+        "a foreign error after the commit fails the save",
+        "resilient/vault/saving/persist.py",
+        "        _settle_or_tell(desk, job, memory, Orders",
+        "        _settle(desk, job, memory, Orders",
+        FAILED,
+    ),
 ]

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 
-from resilient import events
+import pytest
+
+from resilient import lines
 from resilient.clock import SystemClock
 from resilient.events import Emitter, RotationFailed, json_lines
 
@@ -18,7 +20,7 @@ def test_lines_that_cannot_be_written_are_counted_and_told_twice(tmp_path, capsy
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as during:
-        during.setattr(events, "_append", full)
+        during.setattr(lines, "_append", full)
         for _ in range(3):
             emit(RotationFailed("checkpoint-1-g1", "lost"))
     said = capsys.readouterr().err
@@ -33,7 +35,7 @@ def test_lines_that_cannot_be_written_are_counted_and_told_twice(tmp_path, capsy
 
 def test_a_line_that_only_fits_in_part_leaves_nothing(tmp_path, monkeypatch):
     path, write = tmp_path / "lines.jsonl", os.write
-    file = events.LineFile(path)
+    file = lines.LineFile(path)
     file.append("whole")
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", lambda to, line: write(to, line[: len(line) // 2]))
@@ -47,3 +49,28 @@ def test_a_folder_that_cannot_be_made_is_no_failure(tmp_path, capsys):
         RotationFailed("checkpoint-1-g1", "lost")
     )
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_sink_that_raises_is_told_once_and_stops_nobody(capsys):
+    heard, told = [], RotationFailed("checkpoint-1-g1", "it was so")
+
+    def dashboard(_record, event):
+        heard.append(event)
+        raise RuntimeError("the dashboard is down")
+
+    emit = Emitter(SystemClock(), (dashboard, lambda _, event: heard.append(event)))
+    for one in (emit, emit, emit.bind(run="r")):
+        one(told)
+    assert heard == [told] * 6
+    said = capsys.readouterr().err
+    assert said.count("RuntimeError: the dashboard is down") == 1
+    assert "dashboard` of events raised" in said
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_passes_through_a_sink(kind):
+    def sink(_record, _event):
+        raise kind
+
+    with pytest.raises(kind):
+        Emitter(SystemClock(), (sink,))(RotationFailed("checkpoint-1-g1", "it was so"))

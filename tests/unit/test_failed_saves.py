@@ -11,6 +11,7 @@ from one_rank import open_one
 from tiered import checkpointer_of, save
 
 from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
 from resilient.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -19,8 +20,11 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from resilient.events import CheckpointCommitted, Emitter
 from resilient.format.names import CheckpointId
+from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
+from resilient.storage.local import LocalStore
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.verify import verify
 from resilient.vault.keeper.handover import from_json, to_json
@@ -66,6 +70,42 @@ def test_a_mark_that_failed_in_a_tier_is_put_after_the_next_that_it_takes(unmark
     assert stores[unmarkable].refused == 1
     check_mark(stores["near"], 1)
     check_mark(stores["durable"], 1)
+
+
+def test_a_sink_that_raises_makes_no_failure_of_what_is_committed(tmp_path, capsys):
+    def dashboard(_record, event):
+        if type(event) is CheckpointCommitted:
+            raise RuntimeError("the dashboard is down")
+
+    emit = Emitter(SystemClock(), (dashboard,))
+    checkpointer = open_checkpointer(str(tmp_path), emit=emit, keep_last=1)
+    checkpointer.resume({})
+    save(checkpointer, 1, 2)
+    checkpointer.close()
+    assert checkpointer.committed() == [CheckpointId(1, 2)]
+    check_mark(LocalStore(tmp_path), 1)
+    assert capsys.readouterr().err.count("the dashboard is down") == 1
+
+
+class Strange(Unmarkable):
+    """Raises what is no error of a store, once, where the first mark is put."""
+
+    def put(self, key, data) -> None:
+        try:
+            super().put(key, data)
+        except StoreUnavailable as error:
+            raise RuntimeError("a client's own error") from error
+
+
+def test_a_foreign_error_after_the_commit_makes_no_failure_of_it():
+    store = Strange()
+    checkpointer = open_one(store)
+    checkpointer.resume({})
+    save(checkpointer, 1)
+    assert store.refused == 1
+    save(checkpointer, 2)
+    checkpointer.close()
+    check_mark(store, 1)
 
 
 class Refusing(ThreadPersister):

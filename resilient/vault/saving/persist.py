@@ -154,7 +154,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
     if desk.world.is_coordinator:
         _copy(desk, checkpoint)
     if desk.leads:
-        _settle(desk, job, memory, Orders.from_json(ruling["orders"]))
+        _settle_or_tell(desk, job, memory, Orders.from_json(ruling["orders"]))
     assert isinstance(mine, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
     return mine
 
@@ -222,8 +222,16 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     }
 
 
+def _settle_or_tell(desk: Desk, job: Job, memory: Memory, orders: Orders) -> None:
+    """Do what follows a commit; whatever is raised there is only an event."""
+    settled = attempt(lambda: _settle(desk, job, memory, orders))
+    if isinstance(settled, Failure):
+        memory.owes_mark = True
+        desk.emit(events.RotationFailed(job.about.checkpoint.folder, settled.message))
+
+
 def _settle(desk: Desk, job: Job, memory: Memory, orders: Orders) -> None:
-    """Let the checkpoint go on to the durable tier, and old ones go; nothing here may fail it."""
+    """Let the checkpoint go on to the durable tier, and old ones go."""
     checkpoint = job.about.checkpoint
     if desk.promoter:
         desk.promoter.committed(desk, checkpoint, orders)
