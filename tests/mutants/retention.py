@@ -14,6 +14,13 @@ FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
+        "what killed saves left stays for ever where nothing is let go",
+        "resilient/vault/rotation/rotate.py",
+        "if retention.is_empty and not sweeps:",
+        "if retention.is_empty:",
+        "tests/unit/vault/test_rotate.py -k without_a_policy",
+    ),
+    Mutant(
         "keep_last=0 is accepted",
         "resilient/vault/registry/retention.py",
         "isinstance(value, bool) or value < 1:",

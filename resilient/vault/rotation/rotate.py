@@ -4,9 +4,8 @@ Rotation comes after a commit and counts manifests. All manifests that go are de
 file is, so a half-deleted checkpoint is one that does not exist. A file that a checkpoint which
 stays refers to is left where it is; a later rotation takes it when nobody needs it any more.
 
-What a look costs is one listing of the checkpoints, one of the lives, and the record of each
-life in the line of descent. Only when something would go are tags read and the manifests of what
-stays, each at most once.
+A look costs one listing of the checkpoints, one of the lives, and the record of each life in the
+line of descent; tags, and each manifest that stays once, only when something would go.
 """
 
 from __future__ import annotations
@@ -102,6 +101,7 @@ def rotate(
     keep: Collection[CheckpointId] = (),
     *,
     written: CheckpointId | None = None,
+    sweeps: bool = False,
 ) -> RotationPlan:
     """Delete what the retention does not keep; return the plan that was carried out.
 
@@ -118,15 +118,16 @@ def rotate(
         keep: what the run itself protects, for example its best.
         written: the checkpoint that this process has just committed with all receipts; that is
             proof enough of it unless the retention asks for more.
+        sweeps: also without any policy delete what killed saves left: once in a life is enough.
 
     Raises:
         Fenced: a newer life began; nothing more was deleted.
         StoreError: a delete failed; what is committed stays committed.
     """
-    if retention.is_empty:
+    if retention.is_empty and not sweeps:
         return RotationPlan((), {})
-    found = look(store, retention, keep, written=written)
-    return carry_out(store, found, mine)
+    plan = carry_out(store, look(store, retention, keep, written=written), mine)
+    return RotationPlan((), {}) if retention.is_empty else plan
 
 
 def look(

@@ -48,7 +48,9 @@ def tidy(
         if is_first:
             mark_committed(store, checkpoint.generation)
             is_marked = True
-        plan = rotate(store, retention, checkpoint.generation, keep, written=checkpoint)
+        plan = rotate(
+            store, retention, checkpoint.generation, keep, written=checkpoint, sweeps=is_first
+        )
     except ResilientError as error:
         # Who leads a place may be no coordinator, and nobody else knows.
         desk.emit(events.RotationFailed(checkpoint.folder, error.message))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from manifests import begin, save
 
+from resilient import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import Fenced
 from resilient.format.names import CheckpointId
+from resilient.storage.local import LocalStore
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
 from resilient.vault.registry.catalog import committed
@@ -222,3 +224,36 @@ def test_another_process_knows_what_the_run_protects_from_the_newest_manifest(st
     plan = look(store, Retention(keep_last=1), in_full=True).plan
     assert plan.kept[first(1)] == ("the run protects it",)
     assert [one.step for one in plan.doomed] == [2, 3, 4, 5]
+
+
+def test_without_a_policy_the_first_save_of_a_life_sweeps_what_killed_ones_left(store):
+    """A run that is killed often in mid-save must not fill its bucket."""
+    left = CheckpointId(1, 3).key("model.r00001.safetensors")
+    del store.objects[first(3).manifest_key]
+    store.objects[left] = b"half"
+    under_way = CheckpointId(1, 6).key("model.r00000.safetensors")
+    store.objects[under_way] = b"half"
+    before = dict(store.objects)
+    assert not requests(store, Retention())
+    assert store.objects == before
+    plan = rotate(store, Retention(), 1, written=NEWEST, sweeps=True)
+    assert not plan.doomed
+    assert not plan.kept
+    gone = {key for key in before if key.startswith("checkpoint-3-g1/")}
+    assert before.keys() - store.objects.keys() == gone
+    assert steps(store) == [1, 2, 4, 5]
+
+
+def test_without_a_policy_the_next_life_sweeps(tmp_path):
+    def save_once(step):
+        with Checkpointer(tmp_path, rng=False, step=step) as checkpointer:
+            checkpointer.resume()
+            checkpointer.save(step)
+
+    save_once(1)
+    left = tmp_path / "checkpoint-2-g1" / "model.r00000.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    save_once(3)
+    assert not left.exists()
+    assert steps(LocalStore(tmp_path)) == [1, 3]
