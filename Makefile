@@ -95,6 +95,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks loop --json
 	$(BIN)/python -m benchmarks save --json
 	$(BIN)/python -m benchmarks load --json
+	$(BIN)/python -m benchmarks restore --json
+	$(BIN)/python -m benchmarks dedup --json
 	$(BIN)/python -m benchmarks resume --json
 	$(BIN)/python -m benchmarks canonical --json
 	$(BIN)/python -m benchmarks recovery --json
