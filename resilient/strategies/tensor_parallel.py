@@ -23,6 +23,7 @@ from resilient.errors import ConfigError
 from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.fsdp import FsdpStrategy
 from resilient.strategies.groups import made_patient
+from resilient.strategies.scaling import scale_jointly
 from resilient.strategies.strategy import bind_plainly
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class TensorParallelStrategy:
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: Updates) -> Bound:
         """Return the cut model and what makes its steps."""
+        scale_jointly(updates, self.device)
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -52,6 +52,13 @@ MUTANTS = [
         f"{_TESTS}/test_changes.py",
     ),
     Mutant(
+        "how samples are fetched never changes what is trained",
+        f"{_HOME}/changes.py",
+        "    if name == _WORKERS and bool(old) != bool(new):\n",
+        "    if False:\n",
+        f"{_TESTS}/test_changes.py",
+    ),
+    Mutant(
         "whatever is allowed allows all",
         f"{_HOME}/changes.py",
         "name not in names and ALL not in names",

@@ -15,6 +15,7 @@ FLAT = f"{STRATEGIES}ddp,flat,flat_grad_op"
 FLAT_TOLD = f"{FLAT} -k fsdp1_is_told"
 FLAT_TRAINS = f"{FLAT} -k replicas_train"
 FP16 = f"{STRATEGIES}flat_fp16 -k overflow"
+TP_FP16 = f"{STRATEGIES}tp_fp16 -k overflow"
 TP = f"{STRATEGIES}ddp,tp_ddp -k tp_ddp"
 WAITS = "tests/process/test_groups_wait.py"
 FSDP1 = "resilient/strategies/fsdp1.py"
@@ -262,5 +263,33 @@ MUTANTS = [
         "            if self._config.get(name):\n",
         "            if False:\n",
         FOLDERS,
+    ),
+    Mutant(
+        "ranks that hold layers together look for overflows as torch does",
+        "resilient/strategies/tensor_parallel.py",
+        "        scale_jointly(updates, self.device)\n",
+        "",
+        TP_FP16,
+    ),
+    Mutant(
+        "an overflow in a shard is known to its rank alone",
+        "resilient/strategies/scaling.py",
+        "        dist.all_reduce(worst, op=dist.ReduceOp.MAX)\n",
+        "",
+        TP_FP16,
+    ),
+    Mutant(
+        "what all ranks found is forgotten",
+        "resilient/strategies/scaling.py",
+        "            one.copy_(worst)\n",
+        "            pass\n",
+        TP_FP16,
+    ),
+    Mutant(
+        "DDP adds gradients up over ranks in every pass",
+        "resilient/strategies/ddp.py",
+        "        if self.sync_each_batch:\n",
+        "        if True:\n",
+        "tests/process/test_ddp.py -k averaged",
     ),
 ]

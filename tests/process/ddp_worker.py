@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "train"))
@@ -94,6 +96,23 @@ class Announce(TrainerCallback):
         sys.stdout.flush()
 
 
+class Sent(TrainerCallback):
+    """Counts the numbers that DDP adds up over ranks, which it does as it would by itself."""
+
+    def __init__(self):
+        self.numbers = 0
+        self.trainer = None
+
+    def on_train_begin(self, args, state, control, /, **_):
+        replica = self.trainer.model_wrapped
+        if isinstance(replica, DistributedDataParallel):
+            replica.register_comm_hook(None, self._send)
+
+    def _send(self, group, bucket):
+        self.numbers += bucket.buffer().numel()
+        return allreduce_hook(group, bucket)
+
+
 class DieAfter(TrainerCallback):
     def __init__(self, step):
         self.step = step
@@ -114,6 +133,7 @@ def main(mode, out, *options):
     if size := int(given.pop("stream", 0)):
         data = Stream(Rows(size))
     has_own_group = given.pop("own_group", 0)
+    counts_sent = given.pop("count_sent", 0)
     if has_own_group:
         torch.distributed.init_process_group("gloo")
     arguments = {
@@ -131,6 +151,7 @@ def main(mode, out, *options):
         arguments["save_strategy"] = "steps"
     if arguments.get("eval_steps"):
         arguments["eval_strategy"] = "steps"
+    sent = Sent()
     trainer = Trainer(
         Crossed(),
         TrainingArguments(**arguments),
@@ -138,8 +159,12 @@ def main(mode, out, *options):
         eval_dataset=Rows(21),
         callbacks=[Announce(), DieAfter(dies)],
     )
+    sent.trainer = trainer
+    if counts_sent:
+        trainer.add_callback(sent)
     trainer.train()
     result = {"model": trainer.model.state_dict(), "history": trainer.state.log_history}
+    result["sent"] = sent.numbers
     result["predictions"] = trainer.predict(trainer.eval_dataset).label_ids
     torch.save(result, Path(out) / f"result-{trainer.session.world.rank}.pt")
     if has_own_group:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from deepspeed_forks import exit_codes, fork_world
 from dying import die_together
+from overflowing import Overflow
 from strategy_kinds import KINDS, worlds_of
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -326,6 +327,8 @@ def train(folder, kind, die_after, steps=0):
         callbacks=[watch],
     )
     watch.trainer = trainer
+    if KINDS[kind].overflows:
+        trainer.add_callback(Overflow(trainer, folder))
     trainer.train()
     trainer.save_model(str(folder / "exported"))
 

@@ -35,6 +35,7 @@ class Kind:
         has_spare: whether a layer of the model is never used.
         version: of FSDP.
         has_buffer: whether training changes a buffer of the model.
+        overflows: whether gradients overflow once, in one rank's shard.
         in_ci: whether it runs outside of `make matrix`.
     """
 
@@ -53,6 +54,7 @@ class Kind:
     rows: int = 96
     version: int = 2
     has_buffer: bool = False
+    overflows: bool = False
 
 
 def fsdp1(mode="full_shard auto_wrap", **told):
@@ -126,6 +128,7 @@ PIPELINES = {
         ranks=8, strategy="tp+pp+fsdp", like="still", tp_size=2, tp_plan=PLAN, args=SHARDS
     ),
 }
+TP = Kind({"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}}, strategy="tp", is_exact=False)
 PIPELINES_IN_CI = ["one", "still", "pp", "pp_still", "pp_interleaved", "pp_ddp"]
 KINDS = {
     **PIPELINES,
@@ -185,8 +188,9 @@ KINDS = {
     "mixed": fsdp(mixed_precision=MIXED, activation_checkpointing=True, is_exact=False, in_ci=True),
     "fsdp_fp8": replace(fsdp(args={**FP8, "bf16": True}, is_exact=False), width=16),
     "fsdp_bf16": fsdp(args={"bf16": True}, is_exact=False),
-    "fsdp_fp16": fsdp(
-        args={"fp16": True, "activation_checkpointing": True}, is_exact=False, in_ci=True
+    "fsdp_fp16": replace(
+        fsdp(args={"fp16": True, "activation_checkpointing": True}, is_exact=False, in_ci=True),
+        overflows=True,
     ),
     "flat": fsdp1(in_ci=True, limit_all_gathers=False, backward_prefetch="backward_post"),
     "flat_grad_op": fsdp1(
@@ -211,15 +215,15 @@ KINDS = {
         has_buffer=True,
     ),
     "flat_bf16": fsdp1(args={"bf16": True}, is_exact=False),
-    "flat_fp16": fsdp1(args={"fp16": True}, is_exact=False, in_ci=True),
+    "flat_fp16": replace(fsdp1(args={"fp16": True}, is_exact=False, in_ci=True), overflows=True),
     "flat_fp8": replace(fsdp1(args={**FP8, "bf16": True}, is_exact=False), width=16),
     **{
         f"flat_{optim}": fsdp1(args={"optim": optim}, is_exact=False)
         for optim in ("sgd", "adagrad", "rmsprop", "lion")
     },
-    "tp": Kind(
-        {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}}, strategy="tp", is_exact=False
-    ),
+    "tp": TP,
+    "tp_bf16": replace(TP, arguments={**TP.arguments, "bf16": True}),
+    "tp_fp16": replace(TP, arguments={**TP.arguments, "fp16": True}, in_ci=True, overflows=True),
     "tp_ddp": Kind(
         {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}},
         ranks=4,
@@ -239,6 +243,14 @@ KINDS = {
         strategy="tp+fsdp",
         tensor=2,
         in_ci=True,
+    ),
+    "tp_fsdp_fp16": Kind(
+        {"parallelism_config": {"tp_size": 2, "tp_plan": PLAN}, **SHARDS, "fp16": True},
+        ranks=4,
+        strategy="tp+fsdp",
+        tensor=2,
+        is_exact=False,
+        overflows=True,
     ),
     "auto": Kind({"parallelism": "auto"}),
     "ddp_fp8": Kind(FP8, is_exact=False, width=16),

@@ -19,13 +19,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_gradients_are_averaged_over_ranks(tmp_path, accumulation):
+def test_gradients_are_averaged_over_ranks_once_a_step(tmp_path, accumulation):
     together, joint, alone = tmp_path / "two", tmp_path / "one", tmp_path / "alone"
     step = ["max_steps=1", f"gradient_accumulation_steps={accumulation}"]
-    run_gang_to_end(2, WORKER, "run", together, *step)
+    run_gang_to_end(2, WORKER, "run", together, *step, "count_sent=1")
     run_gang_to_end(1, WORKER, "run", joint, *step, "per_device_train_batch_size=8")
     run_gang_to_end(1, WORKER, "run", alone, *step)
     first, second = (one["model"] for one in results(together, 2))
+    # However many micro-batches a step has.
+    numbers = sum(one.numel() for one in first.values())
+    assert [one["sent"] for one in results(together, 2)] == [numbers] * 2
     whole, own = results(joint, 1)[0]["model"], results(alone, 1)[0]["model"]
     assert same(first, second)
     assert all(torch.allclose(first[name], whole[name], atol=1e-6) for name in first)

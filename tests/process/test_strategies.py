@@ -12,6 +12,7 @@ import pytest
 import torch
 from deepspeed_forks import run_forks
 from endings import differences, ending
+from overflowing import STEP
 from safetensors.torch import load_file
 from strategy_kinds import CARRIED, KINDS, in_ci, is_killed, worlds_of
 
@@ -311,5 +312,15 @@ def test_gradients_of_flat_shards_are_sent_once_a_step(seen):
     assert found["numbers"]["reduce_scatter_single"] < 1.1 * steps * 1.5 * found["total"]
 
 
-def test_an_overflow_on_one_rank_is_one_for_all(seen):
-    assert "ShardedGradScaler" in seen("flat_fp16")[0]["scaler"]
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].overflows])
+def test_an_overflow_in_the_shard_of_one_rank_is_one_for_all(runs, seen, kind):
+    folder, ranks = runs / f"{kind}-unbroken", range(len(seen(kind)))
+    told = [json.loads((folder / f"scaled-{rank}").read_text()) for rank in ranks]
+    for line in zip(*told, strict=True):
+        assert all({**one, "shards": ""} == {**line[0], "shards": ""} for one in line)
+    for before, overflowed, after in (steps[STEP - 2 : STEP + 1] for steps in told):
+        assert overflowed == {**before, "scale": before["scale"] / 2}, "no rank steps"
+        assert after["scale"] == overflowed["scale"]
+        assert after["steps"] == [one + 1 for one in before["steps"]]
+        assert after["rate"] != before["rate"]
+        assert after["shards"] != before["shards"]

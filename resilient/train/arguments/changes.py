@@ -86,7 +86,7 @@ RULES: dict[str, Rule] = {
         *(FREE, "it says how a model is evaluated, not how it is trained"),
         *("per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches"),
         *("eval_use_gather_object", "prediction_loss_only", "include_for_metrics"),
-        *("batch_eval_metrics", "fp16_full_eval", "bf16_full_eval", "label_names"),
+        *("batch_eval_metrics", "fp16_full_eval", "bf16_full_eval"),
     ),
     **_each(
         *(FREE, "it is about memory and patience"),
@@ -128,7 +128,7 @@ RULES: dict[str, Rule] = {
     **_each(
         *(TOLD, "the loss and its gradients differ from here on"),
         *("max_grad_norm", "average_tokens_across_devices", "label_smoothing_factor"),
-        *("neftune_noise_alpha", "remove_unused_columns"),
+        *("neftune_noise_alpha", "remove_unused_columns", "label_names"),
     ),
     **_each(
         *(TOLD, "numbers are computed in another way; the bits differ from here on"),
@@ -169,6 +169,9 @@ RULES: dict[str, Rule] = {
 # Optimizers whose states are the same, so that one goes on from the other's.
 _SAME_STATE = ({"adamw_torch", "adamw_torch_fused"},)
 _SAME = Rule(TOLD, "both have the same state, and the checkpoint's goes on")
+# In the loop a dataset draws from the run's own stream, in a worker from one for each sample.
+_WORKERS = "dataloader_num_workers"
+_OTHER_DRAWS = Rule(TOLD, "a dataset that draws random numbers draws others from here on")
 _YOURS = Rule(TOLD, "it is an argument of yours")
 
 
@@ -184,6 +187,8 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 def _rule(name: str, old: Any, new: Any) -> Rule:
     if name == "optim" and any({old, new} <= same for same in _SAME_STATE):
         return _SAME
+    if name == _WORKERS and bool(old) != bool(new):
+        return _OTHER_DRAWS
     return RULES.get(name, _YOURS)
 
 

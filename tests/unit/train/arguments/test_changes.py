@@ -67,6 +67,22 @@ def test_an_optimizer_with_the_same_state_goes_on():
         require_resumable(changes_between({"optim": "adamw_torch"}, {"optim": "sgd"}), [])
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "kind"), [(0, 2, TOLD), (1, 0, TOLD), (1, 2, FREE), (4, 1, FREE)]
+)
+def test_loading_in_other_processes_is_told_because_a_dataset_draws_other_numbers_there(
+    old, new, kind
+):
+    name = "dataloader_num_workers"
+    change = changes_between({name: old}, {name: new})[name]
+    assert change.rule.kind == kind
+    assert ("draws others" in change.shown(name)) == (kind == TOLD)
+
+
+def test_other_labels_are_told_because_they_decide_which_columns_are_kept():
+    assert RULES["label_names"].kind == TOLD
+
+
 def test_an_argument_of_a_subclass_is_told():
     (change,) = changes_between({"extra": 1}, {"extra": 2}).values()
     assert change.rule.kind == TOLD
