@@ -78,3 +78,4 @@ class Wishes:
     notes: str = ""
     require_signature: bool = False
     is_warm: bool = True
+    every: str = ""

@@ -14,6 +14,7 @@ from resilient.strategies.compression import PARTS
 from resilient.strategies.pipeline.known import RANDOM
 from resilient.train import plan, schedules
 from resilient.train.arguments.reduction import is_canonical
+from resilient.train.best import Best
 from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import place_in_stream
@@ -32,7 +33,7 @@ from resilient.train.passes import pipeline_for
 from resilient.train.reduction.leaves import sampler_for, seats_of
 from resilient.train.reduction.passes import REDUCTION, passes_for
 from resilient.train.run import Run, about_run
-from resilient.train.saving import Best, Saver
+from resilient.train.saving import Saver
 from resilient.train.schedules.state import ScheduleState
 from resilient.train.session import place_of
 from resilient.world.gang import say_farewell
@@ -286,6 +287,7 @@ def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: Callba
         "lr_scheduler": run.scheduler,
         "train_dataloader": run.loader,
         "emit": run.saver.emit,
+        "took": run.saver.took,
     }
     run.scheduled_steps = planned
     epochs = plan.planned_epochs(hooks.args, run.deal)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
+
+    from resilient.clock import Clock
 
 _REMEMBERED = 64
 _MARGIN_SECONDS = 1.0
@@ -28,7 +31,7 @@ class Tier(IntEnum):
     """Nothing new: what is in flight is finished."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SavesTook:
     """What the saves of this life took, the last ones of them.
 
@@ -36,10 +39,22 @@ class SavesTook:
         copy_seconds: until training could go on.
         land_seconds: from the beginning until it was committed, in the near repository if there
             is one.
+        stalled_seconds: that training has waited for all saves together.
     """
 
     copy_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     land_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    stalled_seconds: float = 0.0
+
+    @contextmanager
+    def stalling(self, clock: Clock) -> Iterator[None]:
+        """Add the time spent inside to what training has waited."""
+        began_seconds = clock.monotonic_seconds()
+        try:
+            yield
+        finally:
+            self.stalled_seconds += clock.monotonic_seconds() - began_seconds
 
     @property
     def land_p95(self) -> float | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import (
-    ConfigError,
     IncompatibleCheckpoint,
     IntegrityError,
     KeyNotFound,
     SaveFailed,
 )
-from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.format.names import CheckpointId
 from resilient.train.leaving import SavesTook, Tier, choose_tier
 from resilient.train.reporting import (
     BestModelMissing,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from resilient.checkpointer import About, Checkpointer
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.best import Best
     from resilient.train.ledger import Ledger
     from resilient.train.session import Session
     from resilient.train.state import TrainerState
@@ -36,24 +36,6 @@ if TYPE_CHECKING:
 
 _WARM_AT = 2
 _MODEL_ONLY = ("model", "trainer_state")
-
-
-@dataclass(slots=True)
-class Best:
-    """Which checkpoint holds the best model; kept apart from the trainer's state.
-
-    Its generation tells how often the run was restarted, which two equal runs may differ in.
-    """
-
-    checkpoint: CheckpointId | None = None
-
-    def state_dict(self) -> dict[str, str]:
-        """Return the folder's name, or nothing."""
-        return {"checkpoint": str(self.checkpoint) if self.checkpoint else ""}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the name."""
-        self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
 
 
 class Saver:
@@ -68,6 +50,9 @@ class Saver:
         args: ``on_save_failure``, ``save_overlap``.
         session: where events go, and whether this host has a keeper.
         ledger: of samples; a segment of it is saved with each checkpoint.
+
+    Attributes:
+        took: what the saves of this life took.
     """
 
     def __init__(  # noqa: PLR0913 - the one place where a run meets its checkpoints
@@ -92,7 +77,7 @@ class Saver:
         self._args = args
         self.ledger = ledger
         # What is saved at step 0 is nothing: a new life would begin the same way.
-        self._took = SavesTook()
+        self.took = SavesTook()
         self._saved: CheckpointId | None = None
         self.begun: CheckpointId | None = None
         self._saved_step = 0
@@ -161,12 +146,13 @@ class Saver:
             return False
         if self._state.best_global_step == step:
             self._name_best(CheckpointId(self._checkpointer.generation, step))
-        self._measure()
-        try:
-            self._saved = self._save_once(step)
-        except SaveFailed as error:
-            self._go_on_without(error)
-            self._saved = self._save_once(step)
+        with self.took.stalling(self.emit.clock):
+            self._measure()
+            try:
+                self._saved = self._save_once(step)
+            except SaveFailed as error:
+                self._go_on_without(error)
+                self._saved = self._save_once(step)
         self._saved_step = step
         return True
 
@@ -176,7 +162,8 @@ class Saver:
         Before the second step, when optimizers have their state, also get memory for the first
         save.
         """
-        self._checkpointer.before_update()
+        with self.took.stalling(self.emit.clock):
+            self._checkpointer.before_update()
         self._updates += 1
         if self._updates == _WARM_AT and self._args.save_strategy != "no":
             self._checkpointer.warm(self._saved_parts)
@@ -204,9 +191,9 @@ class Saver:
             return Tier.DURABLE
         self._measure()
         near, keeper = bool(self._args.near_repo), self._has_keeper
-        mine = choose_tier(gate.left_seconds, self._took, has_near=near, has_keeper=keeper)
+        mine = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=keeper)
         tier = Tier(gate.meet(mine))
-        self.emit(LastSaveChosen(step, tier.name, gate.left_seconds, self._took.land_p95))
+        self.emit(LastSaveChosen(step, tier.name, gate.left_seconds, self.took.land_p95))
         return tier
 
     def leave(self, gate: StopGate, tier: Tier) -> None:
@@ -270,7 +257,7 @@ class Saver:
         except SaveFailed as error:
             self._go_on_without(error)
         else:
-            self._took.land_seconds.append(persister.took_seconds)
+            self.took.land_seconds.append(persister.took_seconds)
 
     def _go_on_without(self, error: SaveFailed) -> None:
         """Go on after a save that failed, unless the arguments say that this stops training."""
@@ -284,7 +271,7 @@ class Saver:
         try:
             return self._save_now(step)
         finally:
-            self._took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
+            self.took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
 
     def _save_now(self, step: int) -> CheckpointId:
         keep = [self.best.checkpoint] if self.best.checkpoint else []
@@ -297,28 +284,3 @@ class Saver:
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
         self._state.best_model_checkpoint = f"checkpoint-{checkpoint.step}"
-
-
-def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:
-    """Say whether the model that ``metrics`` are of is the best so far, and note it in ``state``.
-
-    Raises:
-        ConfigError: ``metric_for_best_model`` is none of them.
-    """
-    if args.metric_for_best_model is None:
-        return False
-    name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
-    if name not in metrics:
-        raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
-    up = bool(args.greater_is_better)
-    if not improves(metrics[name], state.best_metric, greater_is_better=up):
-        return False
-    state.best_metric, state.best_global_step = metrics[name], state.global_step
-    return True
-
-
-def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:
-    """Say whether ``value`` beats ``best``: strictly, and anything beats nothing."""
-    if best is None:
-        return value == value  # noqa: PLR0124 - a NaN is not equal to itself, and beats nothing
-    return value > best if greater_is_better else value < best

@@ -16,7 +16,9 @@ from resilient.opening import open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 from resilient.strategies.meshes import together_size
+from resilient.train.arguments.checks import check
 from resilient.train.arguments.distribution import fsdp_options
+from resilient.train.arguments.every import settle_every
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
@@ -184,12 +186,13 @@ def open_session(args: TrainingArguments) -> Session:
     Collective.
 
     Raises:
-        ConfigError: the launcher's variables make no sense.
+        ConfigError: the launcher's variables make no sense, or contradict the arguments.
         PeerFailed: the rendezvous store cannot be reached.
     """
     if not read_launch(os.environ).agent_pid:
         end_with_exit_codes()
     gang = join(partial(_backend, args))
+    _heed(args, gang.launch.every)
     clock = SystemClock()
     output = Path(args.output_dir)
     events = Path(gang.launch.events) if gang.launch.events else output / "events"
@@ -202,6 +205,18 @@ def open_session(args: TrainingArguments) -> Session:
         events=events,
         pulse=own_pulse(),
     )
+
+
+def _heed(args: TrainingArguments, every: str) -> None:
+    """Let the launcher's word on when to save win over the script's.
+
+    Raises:
+        ConfigError: other arguments contradict it.
+    """
+    if every:
+        args.save_every = every
+        settle_every(args)
+        check(args)
 
 
 def _backend(args: TrainingArguments, world: World) -> Backend:

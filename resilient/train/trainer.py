@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from resilient.train import plan, schedules
 from resilient.train.assembly import assemble, cut_batches, restore
+from resilient.train.best import is_best
 from resilient.train.callbacks.shown_states import shown_states
 from resilient.train.model.compiling import showing_compilers
 from resilient.train.model.noise import noisy_embeddings
@@ -16,7 +17,6 @@ from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
 from resilient.train.reporting import BatchCut, TrainingEnded
 from resilient.train.rollback import going_back
-from resilient.train.saving import is_best
 from resilient.train.signals import listening_to_signals
 from resilient.train.state import TrainerControl
 from resilient.train.surface import searching

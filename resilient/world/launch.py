@@ -48,6 +48,7 @@ class Launch:
         grace_seconds: what that agent gives from SIGTERM to SIGKILL.
         notes: folder where workers leave word for that agent; empty without one.
         require_signature: whether only checkpoints that the key has signed are resumed from.
+        every: how often to save (``--every``); empty leaves it to the script.
     """
 
     world: World
@@ -66,6 +67,7 @@ class Launch:
     grace_seconds: float = 0.0
     notes: str = ""
     require_signature: bool = False
+    every: str = ""
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
@@ -100,6 +102,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         grace_seconds=_seconds(environ, "RESILIENT_GRACE"),
         notes=environ.get("RESILIENT_NOTES", ""),
         require_signature=environ.get("RESILIENT_REQUIRE_SIGNATURE", "") == "1",
+        every=environ.get("RESILIENT_EVERY", ""),
     )
 
 
@@ -180,6 +183,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         "RESILIENT_GRACE": str(launch.grace_seconds),
         "RESILIENT_NOTES": launch.notes,
         "RESILIENT_REQUIRE_SIGNATURE": "1" if launch.require_signature else "0",
+        "RESILIENT_EVERY": launch.every,
     }
 
 

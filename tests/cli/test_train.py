@@ -34,6 +34,13 @@ def test_the_plan_is_text_for_people(call, script):
     assert "budget      3 restarts in 3600 s, any number of preemptions" in ended.stdout
     assert "restart elsewhere: leave this host with 71" in ended.stdout
     assert "secret" not in ended.stdout
+    assert "saves       left to the script" in ended.stdout
+
+
+def test_the_plan_says_how_often_it_saves(call, script):
+    ended = call("train", "--dry-run", "--every", "5m", script)
+    assert "saves       every 5m" in ended.stdout
+    assert json.loads(call("train", "--dry-run", "--json", script).stdout)["every"] is None
 
 
 @pytest.mark.parametrize(
@@ -41,6 +48,7 @@ def test_the_plan_is_text_for_people(call, script):
     [
         (("--max-preemptions", "some"), "neither a number nor unlimited"),
         (("--hang-deadline", "soon"), "neither auto nor off"),
+        (("--every", "soon"), "--every 'soon' is not accepted: use 500steps"),
     ],
 )
 def test_a_plan_is_checked_before_it_is_printed(call, script, options, why):

@@ -22,6 +22,7 @@ from tests.mutants import (
     accounting,
     adapters,
     arguments,
+    cadence,
     canonical,
     crash,
     detection,
@@ -92,6 +93,7 @@ LISTS = {
         evaluation,
         streams,
         canonical,
+        cadence,
         notices,
     )
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from resilient.accounting.every import parse_every
 from resilient.errors import ConfigError, ScriptNotFound
 from resilient.format.signature import Signing
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
@@ -86,6 +87,15 @@ Notice = Annotated[
         envvar="RESILIENT_NOTICE",
     ),
 ]
+Every = Annotated[
+    str,
+    _option(
+        "How often to save: 500steps, 30s, 5m or auto, which is by what saves cost and how often "
+        "the run fails; without it what the script says.",
+        "--every",
+        envvar="RESILIENT_EVERY",
+    ),
+]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
 Warm = Annotated[
     bool,
@@ -128,6 +138,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     module: Module = False,
     repo: Repo = "",
     resume: Resume = "auto",
+    every: Every = "",
     nproc_per_node: Nproc = "1",
     max_restarts: MaxRestarts = 3,
     restart_window: RestartWindow = 3600.0,
@@ -172,6 +183,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
     Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
+    if every:
+        parse_every(every, "--every")
     hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)
     preemptions = _parse_number(max_preemptions, "--max-preemptions")
     limits = Limits(max_restarts, restart_window, preemptions, host_failures_max=max_host_failures)
@@ -185,7 +198,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
         patience=build.Patience(monitor_interval, grace, hang=hang, limits=limits),
-        wishes=replace(wishes, require_signature=require_signature, is_warm=warm),
+        wishes=replace(wishes, require_signature=require_signature, is_warm=warm, every=every),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
     )
@@ -215,7 +228,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
 
     command = shlex.join((sys.executable, *plan.command))
     repository = redact(options.wishes.repo)
-    limits, rows = options.patience.limits, reaction_table()
+    limits, rows, every = options.patience.limits, reaction_table(), options.wishes.every
     document = {
         "command": command,
         "workers_per_node": plan.nproc,
@@ -227,6 +240,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
             "run_id": plan.run_id,
         },
         "repository": repository or None,
+        "every": every or None,
         "limits": asdict(limits),
         "hang": asdict(options.patience.hang),
         "reactions": [asdict(row) for row in rows],
@@ -239,6 +253,10 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
         ("nodes", f"{plan.nodes_min} to {plan.nodes_max}"),
         ("rendezvous", f"{plan.backend} at {plan.endpoint}, run {plan.run_id}"),
         ("repository", repository or "left to the script"),
+        (
+            "saves",
+            f"every {options.wishes.every}" if options.wishes.every else "left to the script",
+        ),
         ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
         ("hang", options.patience.hang.describe()),
     )

@@ -148,6 +148,7 @@ def worker_environ(
         grace_seconds=host.grace_seconds,
         notes=wishes.notes,
         require_signature=wishes.require_signature,
+        every=wishes.every,
     )
     # As torchrun does: every rank would take all cores otherwise.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}

@@ -12,6 +12,7 @@ from resilient.errors import ConfigError
 from resilient.train.arguments.checks import check, check_types
 from resilient.train.arguments.command_line import parse_arguments
 from resilient.train.arguments.distribution import parallelism_of, unfold_section
+from resilient.train.arguments.every import settle_every
 from resilient.train.arguments.fields.computing import ComputingArguments
 from resilient.train.arguments.fields.data import DataArguments
 from resilient.train.arguments.fields.distributed import DistributedArguments
@@ -103,6 +104,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
     def _work_out(self) -> None:
         """Fill in what follows from other arguments."""
+        settle_every(self)
         if isinstance(self.include_num_input_tokens_seen, bool):
             self.include_num_input_tokens_seen = (
                 "all" if self.include_num_input_tokens_seen else "no"

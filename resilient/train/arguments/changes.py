@@ -55,7 +55,14 @@ RULES: dict[str, Rule] = {
     ),
     **_each(
         *(FREE, "it says when and how checkpoints are made, not what is in them"),
-        *("save_strategy", "save_steps", "save_total_limit", "save_retention", "save_parity"),
+        *(
+            "save_strategy",
+            "save_steps",
+            "save_every",
+            "save_total_limit",
+            "save_retention",
+            "save_parity",
+        ),
         *("save_on_each_node", "save_unchanged", "save_overlap", "save_within_seconds"),
         *("rollback_on", "rollback_limit", "loss_spike_deviations"),
         *("on_save_failure", "repair_on_restore", "durable_every", "near_total_limit"),

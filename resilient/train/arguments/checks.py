@@ -10,6 +10,7 @@ from resilient.format.parity import check_parity
 from resilient.train.arguments.changes import ALL, RULES
 from resilient.train.arguments.choices import CHOICES
 from resilient.train.arguments.distribution import check_distribution
+from resilient.train.arguments.every import check_every
 from resilient.train.arguments.kinds import kinds_of, require_kind
 from resilient.train.arguments.reduction import check_reduction
 from resilient.train.arguments.support import INSTEAD, NAMES_NOT_YET, NEVER, NOT_YET, ONLY
@@ -48,6 +49,7 @@ def check(args: TrainingArguments) -> None:
     _check_limits(args)
     _check_support(args)
     _check_cadences(args)
+    check_every(args)
     _check_combinations(args)
     check_reduction(args)
     check_distribution(args)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.train.arguments.every import is_planned
 from resilient.train.state import TrainerControl
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class DefaultFlowCallback(TrainerCallback):
             and step >= args.eval_delay
         ):
             control.should_evaluate = True
-        if args.save_strategy == "steps" and (last or step % state.save_steps == 0):
+        is_due = last or (step % state.save_steps == 0 and not is_planned(args))
+        if args.save_strategy == "steps" and is_due:
             control.should_save = True
         if last:
             control.should_training_stop = True

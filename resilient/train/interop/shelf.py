@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from resilient.format.names import CheckpointId
-    from resilient.train.saving import Best, Saver
+    from resilient.train.best import Best
+    from resilient.train.saving import Saver
     from resilient.train.session import Session
 
 

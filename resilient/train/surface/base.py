@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from resilient.errors import ConfigError
 from resilient.state.capture import Part, Stateful
 from resilient.train.assembly import RESERVED
+from resilient.train.callbacks.cadence import cadence_callbacks
 from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback
 from resilient.train.data.collate import collator_for
 from resilient.train.deciding import decide_parallelism
@@ -99,7 +100,8 @@ class TrainerBase(TrainerPrediction):
         )
         self.control = TrainerControl()
         self.callback_handler = CallbackHandler(
-            default_callbacks(self.args, callbacks or ()), self.args, self.state, self.control
+            default_callbacks(self.args, [*cadence_callbacks(self.session), *(callbacks or ())]),
+            *(self.args, self.state, self.control),
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {

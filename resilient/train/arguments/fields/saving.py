@@ -14,6 +14,11 @@ class SavingArguments:
 
     save_strategy: str = option("steps", "when to save: no, steps, epoch, best")
     save_steps: float = option(500, "steps between checkpoints; below 1 a ratio of all steps")
+    save_every: str = option(
+        "",
+        "500steps, 30s, 5m or auto (by what saves cost and how often the run fails); empty: "
+        "save_strategy and save_steps",
+    )
     save_total_limit: int | None = option(
         None,
         "checkpoints to keep, the best among them; None keeps all; 1 is 2 if the best is older",

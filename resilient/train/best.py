@@ -1,0 +1,58 @@
+"""Which model is the best so far, and which checkpoint holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import ConfigError
+from resilient.format.names import CheckpointId, parse_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.state import TrainerState
+
+
+@dataclass(slots=True)
+class Best:
+    """Which checkpoint holds the best model; kept apart from the trainer's state.
+
+    Its generation tells how often the run was restarted, which two equal runs may differ in.
+    """
+
+    checkpoint: CheckpointId | None = None
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the folder's name, or nothing."""
+        return {"checkpoint": str(self.checkpoint) if self.checkpoint else ""}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back the name."""
+        self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
+
+
+def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:
+    """Say whether the model that ``metrics`` are of is the best so far, and note it in ``state``.
+
+    Raises:
+        ConfigError: ``metric_for_best_model`` is none of them.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+    if name not in metrics:
+        raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
+    up = bool(args.greater_is_better)
+    if not improves(metrics[name], state.best_metric, greater_is_better=up):
+        return False
+    state.best_metric, state.best_global_step = metrics[name], state.global_step
+    return True
+
+
+def improves(value: float, best: float | None, *, greater_is_better: bool) -> bool:
+    """Say whether ``value`` beats ``best``: strictly, and anything beats nothing."""
+    if best is None:
+        return value == value  # noqa: PLR0124 - a NaN is not equal to itself, and beats nothing
+    return value > best if greater_is_better else value < best

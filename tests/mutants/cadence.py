@@ -1,0 +1,97 @@
+"""Defects of when saves are made."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+INTERVAL = "tests/unit/accounting/test_interval.py"
+CADENCE = "tests/unit/train/test_cadence.py"
+
+MUTANTS = [
+    Mutant(
+        "the formula falls as saves get dear",
+        "resilient/accounting/interval.py",
+        "young * (1 + root / 3 + root * root / 9) - cost_seconds",
+        "young - cost_seconds",
+        f"{INTERVAL} -k grows",
+    ),
+    Mutant(
+        "saves may take any share of the time",
+        "resilient/accounting/interval.py",
+        'for least, name in ((overhead, "overhead"), (bounds.land_seconds, "landing")):',
+        'for least, name in ((bounds.land_seconds, "landing"),):',
+        f"{INTERVAL} -k bound",
+    ),
+    Mutant(
+        "a preempted run counts as one that fails",
+        "resilient/accounting/interval.py",
+        "failures += cause in _LOSSES",
+        'failures += cause != "membership"',
+        f"{INTERVAL} -k preemptions",
+    ),
+    Mutant(
+        "a run that never failed never will",
+        "resilient/accounting/interval.py",
+        "return (seen_seconds + PRIOR_SECONDS) / (self.failures + 1)",
+        "return seen_seconds / (self.failures + 1)",
+        f"{INTERVAL} -k prior",
+    ),
+    Mutant(
+        "the fastest rank says how long steps are",
+        "resilient/train/cadence.py",
+        "step_seconds = max(one.step_seconds for one in shown)",
+        "step_seconds = min(one.step_seconds for one in shown)",
+        f"{CADENCE} -k slow",
+    ),
+    Mutant(
+        "the first rank's save decides",
+        "resilient/train/cadence.py",
+        "choose_interval(max(costs), mtbf_seconds, bounds)",
+        "choose_interval(costs[0], mtbf_seconds, bounds)",
+        f"{CADENCE} -k slowest",
+    ),
+    Mutant(
+        "an interval may be no step at all",
+        "resilient/train/cadence.py",
+        "steps = max(1, round(seconds / step_seconds))",
+        "steps = round(seconds / step_seconds)",
+        f"{CADENCE} -k whoever",
+    ),
+    Mutant(
+        "waiting for a save counts as a step",
+        "resilient/train/cadence.py",
+        "now_seconds - since[0] - (stalled_seconds - since[1])",
+        "now_seconds - since[0]",
+        f"{CADENCE} -k waiting",
+    ),
+    Mutant(
+        "the time of an evaluation counts as a step",
+        "resilient/train/callbacks/cadence.py",
+        '        """Leave the time of an evaluation out."""\n'
+        "        if self._life is not None:\n"
+        "            self._life.steps.disturb()\n",
+        '        """Leave the time of an evaluation out."""\n',
+        f"{CADENCE} -k evaluation",
+    ),
+    Mutant(
+        "what was planned first holds for ever",
+        "resilient/train/callbacks/cadence.py",
+        "life.due = state.global_step, state.global_step + 1, None",
+        "life.due = state.global_step, state.global_step + 1, state.global_step + 10",
+        f"{CADENCE} -k slower",
+    ),
+    Mutant(
+        "the launcher's word is not heeded",
+        "resilient/train/session.py",
+        "        args.save_every = every\n",
+        "",
+        f"{CADENCE} -k word",
+    ),
+    Mutant(
+        "saves by time come beside those of save_steps",
+        "resilient/train/callbacks/callback.py",
+        "(step % state.save_steps == 0 and not is_planned(args))",
+        "step % state.save_steps == 0",
+        f"{CADENCE} -k apart",
+    ),
+]
