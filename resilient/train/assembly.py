@@ -15,6 +15,7 @@ from resilient.strategies.pipeline.known import RANDOM
 from resilient.train import plan, schedules
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.best import Best
+from resilient.train.data.own_loaders import LoaderRebuilt, resumable_loader
 from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import place_in_stream
@@ -100,7 +101,7 @@ def assemble(
         model=bound.model,
         optimizer=optimizer,
         scheduler=scheduler,
-        loader=hooks.get_train_dataloader(),
+        loader=_loader_of(hooks),
         cursor=cursor,
         deal=deal,
         meters=meters,
@@ -165,6 +166,20 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     sampling = hooks.train_sampling()
     hooks.train_sampler = sampler_for(hooks.args, world, cursor, deal, sampling)
     return cursor, deal
+
+
+def _loader_of(hooks: TrainerHooks) -> Any:
+    """Return the train loader, at the position of the run; tell it if ours is not what was made.
+
+    Raises:
+        ConfigError: an override made one that has no such position.
+    """
+    made, sampler = hooks.get_train_dataloader(), hooks.train_sampler
+    assert sampler is not None, "a run has a place in its data"  # noqa: S101
+    loader = resumable_loader(hooks.args, made, sampler)
+    if loader is not made and hooks.session.world.is_coordinator:
+        hooks.session.emit(LoaderRebuilt(sampler.sampling.name))
+    return loader
 
 
 def _counter_for(hooks: TrainerHooks, state: TrainerState) -> Counter:

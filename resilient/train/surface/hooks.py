@@ -96,6 +96,10 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
     def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
         """Return a loader whose iterators begin at the position of the run.
 
+        An override may return a plain ``DataLoader`` of ``per_device_train_batch_size``, shuffled
+        or not: it is made again around ``self.train_sampler``. Another needs that as its own
+        ``batch_sampler``, or training does not begin.
+
         Raises:
             ConfigError: there is no dataset.
         """

@@ -38,7 +38,8 @@ class LossHooks:
             of ``compute_loss`` that does so says True; the labels are then counted for it.
         current_gradient_accumulation_steps: micro-batches of the step that is being trained.
         train_sampler: yields micro-batches from the run's position; a train loader of your own
-            must use it as its ``batch_sampler``, over a ``KeyedDataset``, to resume exactly.
+            uses it as its ``batch_sampler``, over a ``KeyedDataset``. A plain one is made again
+            around it, any other is refused.
     """
 
     model: nn.Module
