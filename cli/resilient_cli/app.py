@@ -89,6 +89,11 @@ COMMANDS = {
         "report",
         "Say where the wall clock of a run went, as text or as a page.",
     ),
+    "plan": LazyCommand(
+        "resilient_cli.commands.plan",
+        "plan",
+        "Say what saves cost, whether they fit a notice, and how often to save.",
+    ),
     "doctor": LazyCommand(
         "resilient_cli.commands.doctor",
         "doctor",

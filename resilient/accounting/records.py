@@ -24,7 +24,7 @@ WANTED = frozenset(
         *("ProgressSeen", "NoticeHeard"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
         *("TrainingStopped", "TrainingEnded", "MetricsLogged", "PhaseEnded", "RolledBack"),
-        *("CheckpointCommitted", "SaveAborted"),
+        *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
     }
 )
 """Events that say something of time; the others are passed over."""

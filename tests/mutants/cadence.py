@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 INTERVAL = "tests/unit/accounting/test_interval.py"
 CADENCE = "tests/unit/train/test_cadence.py"
+PLAN = "tests/cli/test_plan.py"
 
 MUTANTS = [
     Mutant(
@@ -93,5 +94,26 @@ MUTANTS = [
         "(step % state.save_steps == 0 and not is_planned(args))",
         "step % state.save_steps == 0",
         f"{CADENCE} -k apart",
+    ),
+    Mutant(
+        "preemptions count as failures of a plan",
+        "resilient/accounting/planning.py",
+        'frozenset({"preemption", "resize"})',
+        "frozenset()",
+        f"{PLAN} -k should_do",
+    ),
+    Mutant(
+        "a notice is held against the save alone",
+        "resilient/accounting/planning.py",
+        "return known.step_seconds + known.saving.p95 + ",
+        "return known.saving.p95 + ",
+        f"{PLAN} -k should_do",
+    ),
+    Mutant(
+        "what does not fit a notice is no reason for an exit code",
+        "cli/resilient_cli/commands/plan.py",
+        "return 0 if fits else DOES_NOT_FIT",
+        "return 0 if fits or known else DOES_NOT_FIT",
+        f"{PLAN} -k should_do",
     ),
 ]
