@@ -191,8 +191,7 @@ def test_a_listener_that_fails_cannot_unmake_a_commit():
     checkpointer = Checkpointer(Desk(store, comms, Limits(), SystemClock(), emit))
     checkpointer.resume({})
     checkpointer.save(5, tensor_part(torch.ones(3)), About())
-    with pytest.raises(OSError, match="no space for the log"):
-        checkpointer.close()
+    checkpointer.close()
     assert torch.equal(load(store, 5), torch.ones(3))
 
 
