@@ -12,7 +12,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.facts import AgentStarted, RunEnded
+from resilient.agent.facts import AgentStarted, LaunchesUnknown, ResumeInsisted, RunEnded
 from resilient.agent.keeper.memory import grant
 from resilient.agent.nodes.connections import limit_silence_toward
 from resilient.agent.notices.choosing import choose_sources
@@ -196,12 +196,19 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
 
     is_counted = options.patience.limits.preemptions_max is not None and wishes.repo
     launches = launches_of(wishes.repo, wishes.storage_options) if is_counted else 0
+    if launches is None:
+        emit(LaunchesUnknown())
+    if wishes.resume != "auto":
+        emit(ResumeInsisted(wishes.resume))
 
-    def ask() -> object:
+    def ask(within_seconds: float) -> object:
         url = wishes.repo or told_repository(wishes.notes)
-        return newest_committed(url, wishes.storage_options) if url else Progress.UNTOLD
+        if not url:
+            return Progress.UNTOLD
+        return newest_committed(url, wishes.storage_options, within_seconds)
 
-    return ResilientAgent(spec, wishes, options.patience, ProgressLog(ask, launches), clock, emit)
+    progress = ProgressLog(ask, launches or 0)
+    return ResilientAgent(spec, wishes, options.patience, progress, clock, emit)
 
 
 def supervise(options: TrainOptions) -> int:

@@ -94,7 +94,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._emit = emit
         self._stops = Stops(clock, patience.grace_seconds)
         self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
-        self._judge = Judge(spec, patience.limits, progress, clock, emit)
+        self._judge = Judge(spec, patience.limits, progress, clock, emit, wishes.resume)
         self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
         self._health = Health(self._folder, patience.hang, clock, emit)
@@ -123,7 +123,7 @@ class ResilientAgent(SimpleElasticAgent):
         finally:
             self._shutdown()
             self._nursery.stop()
-            self._keeping.stop(is_urgent=self._stops.is_urgent)
+            self._keeping.stop(self._stops.left_seconds())
             shutil.rmtree(self._folder, ignore_errors=True)
         ended = RunEnded if isinstance(action, Finish) else RunGivenUp
         self._emit(ended(exit_code=action.code, reason=action.reason))
@@ -139,7 +139,8 @@ class ResilientAgent(SimpleElasticAgent):
         while True:
             self._number += 1
             outcome, failures = self._live()
-            action = self._judge.after(outcome, self._worker_group.group_world_size)
+            nodes = self._worker_group.group_world_size
+            action = self._judge.after(outcome, nodes, self._stops.request)
             if failures:
                 self._report(failures, action)
             if not isinstance(action, Restart):
@@ -148,7 +149,7 @@ class ResilientAgent(SimpleElasticAgent):
             left, took_seconds = self._judge.restarts_left, self._stop_seconds
             self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
             if not self._stops.wait(action.delay_seconds):
-                reason = "asked to stop during a wait: the same command resumes"
+                reason = f"asked to stop during a wait: {self._judge.again} resumes"
                 return Finish(CODE_PREEMPTED, reason)
 
     def _live(self) -> tuple[Outcome, list[Failure]]:
@@ -183,8 +184,9 @@ class ResilientAgent(SimpleElasticAgent):
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
         stops, notes, tend = self._stops, self._wishes.notes, self._nursery.keep
+        attempt = self._life.attempt if self._life else ""
         around = Surroundings(
-            stops, members, barrier, self._health, patience, clock, self._emit, tend, notes
+            stops, members, barrier, self._health, patience, clock, self._emit, tend, notes, attempt
         )
         watch = LifeWatch(self._workers, around)
         members.start()

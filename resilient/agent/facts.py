@@ -156,6 +156,50 @@ class LifeEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressUnknown(Event):
+    """A life failed, and the repository does not say whether it had committed anything."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    def line(self) -> str:
+        """Say what that means for the rule against crash loops."""
+        return (
+            "the repository did not answer in time: whether this life made progress is not known, "
+            "and it counts neither for nor against a crash loop"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchesUnknown(Event):
+    """Nobody knows how often the run was launched before."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    def line(self) -> str:
+        """Say what --max-preemptions means then."""
+        return (
+            "the repository did not answer in time: earlier launches are not known, so "
+            "--max-preemptions counts the interruptions from here on only"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInsisted(Event):
+    """The user says how to resume, and a scheduler may say it again."""
+
+    level: ClassVar[Level] = Level.WARNING
+    resume: str
+
+    def line(self) -> str:
+        """Say what becomes of a job that is requeued."""
+        return (
+            f"--resume {self.resume} holds at each start of this command: a job that is requeued "
+            "with it goes back there every time, and loses what it has saved since. Leave it out "
+            "once this run has saved something"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ReactionChosen(Event):
     """What the table says to a life's end.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.facts import ReactionChosen
-from resilient.agent.verdict.decide import Kind, decide
+from resilient.agent.facts import ProgressUnknown, ReactionChosen
+from resilient.agent.verdict.decide import CODE_PREEMPTED, Kind, decide, name_command
 from resilient.agent.verdict.history import History
 
 if TYPE_CHECKING:
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from resilient.agent.verdict.progress import ProgressLog
     from resilient.clock import Clock
     from resilient.events import Emitter
+    from resilient.world.stopping import StopRequest
+
+_STOPPING_SECONDS_MAX = 2.0
+_STOPPING_SHARE = 0.1
 
 
 class Judge:
@@ -26,14 +30,23 @@ class Judge:
         progress: what the repository holds.
         clock: dates failures.
         emit: where each decision is told, with its reason.
+        resume: how the user wants each start to resume.
 
     Attributes:
         restarts_left: after the last decision.
+        again: what to type so that the run goes on.
     """
 
     def __init__(
-        self, spec: Any, limits: Limits, progress: ProgressLog, clock: Clock, emit: Emitter
+        self,
+        spec: Any,
+        limits: Limits,
+        progress: ProgressLog,
+        clock: Clock,
+        emit: Emitter,
+        resume: str = "auto",
     ) -> None:
+        self.again = name_command(resume)
         self.restarts_left: int = spec.max_restarts
         self._limits = replace(limits, restarts_max=spec.max_restarts)
         self._rendezvous = spec.rdzv_handler
@@ -42,12 +55,22 @@ class Judge:
         self._emit = emit
         self._history: History | None = None
 
-    def after(self, outcome: Outcome, nodes: int | None) -> Action:
-        """Return what follows ``outcome`` of a life of ``nodes`` nodes, and note what it costs."""
+    def after(
+        self, outcome: Outcome, nodes: int | None, request: StopRequest | None = None
+    ) -> Action:
+        """Return what follows ``outcome`` of a life of ``nodes`` nodes, and note what it costs.
+
+        The store is asked only where its answer decides something or is told to somebody.
+        While a ``request`` to stop runs, only for a tenth of the time that is left.
+        """
         now_seconds = self._clock.monotonic_seconds()
-        self._progress.look()
+        if _needs_answer(outcome):
+            self._look(request)
         is_failure = outcome.kind is Kind.FAILED
         progressed = is_failure and self._progress.count_failure()
+        if progressed is None:
+            self._emit(ProgressUnknown())
+        outcome = replace(outcome, newest=self._progress.name_of_newest)
         before = self._history or History(preemptions=self._progress.launches_before)
         self._history = before.after(outcome, now_seconds, progressed=progressed)
         budget = self._history.budget(
@@ -56,7 +79,7 @@ class Judge:
             seed=self._rendezvous.get_run_id(),
             may_leave=(nodes or 1) > self._nodes_min,
         )
-        action = decide(outcome, budget)
+        action = decide(outcome, replace(budget, again=self.again))
         self.restarts_left = budget.after(action).restarts_left
         self._emit(
             ReactionChosen(
@@ -71,8 +94,22 @@ class Judge:
         )
         return action
 
+    def _look(self, request: StopRequest | None) -> None:
+        if request is None:
+            self._progress.look()
+            return
+        left_seconds = request.left_seconds(self._clock.monotonic_seconds())
+        self._progress.look(min(_STOPPING_SECONDS_MAX, _STOPPING_SHARE * left_seconds))
+
     @property
     def _nodes_min(self) -> int:
         """Fewest nodes to train with; a rendezvous of a fixed size says none."""
         settings: Any = getattr(self._rendezvous, "_settings", None)
         return int(getattr(settings, "min_nodes", 1 << 30))
+
+
+def _needs_answer(outcome: Outcome) -> bool:
+    """Say whether what is committed matters: to the rules, to the next life, or to a person."""
+    if outcome.kind is Kind.STOPPED:
+        return outcome.status not in (0, CODE_PREEMPTED)
+    return outcome.kind in (Kind.FAILED, Kind.REGROUPED)

@@ -20,6 +20,7 @@ _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 _SAME_ORDER_SECONDS = 0.5
 _WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 25.0
+_END_SECONDS = 2.0
 
 
 class StopAsked(BaseException):
@@ -95,6 +96,16 @@ class Stops:
             yield
         finally:
             self._may_interrupt = False
+
+    def left_seconds(self) -> float | None:
+        """Return what a stop leaves once the workers are gone, None while nobody asked.
+
+        Nothing if it is urgent, and else at least the 2 s that a notice holds back.
+        """
+        if self.request is None:
+            return None
+        left_seconds = self.request.left_seconds(self._clock.monotonic_seconds())
+        return 0.0 if self.is_urgent else max(_END_SECONDS, left_seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait for ``seconds``; False, at once, when somebody asks to stop or has asked."""

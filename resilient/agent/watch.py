@@ -12,6 +12,7 @@ from resilient.agent.health.hanging import end_hung
 from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
 from resilient.agent.verdict.failures import Failure, find_failures
+from resilient.world.launch import told_unsaved
 from resilient.world.stopping import StopRequest, tell_stop
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Surroundings:
     emit: Emitter
     tend: Callable[[], None]
     notes: str = ""
+    attempt: str = ""
 
 
 class LifeWatch:
@@ -65,6 +67,7 @@ class LifeWatch:
         self._clock = around.clock
         self._emit = around.emit
         self._notes = around.notes
+        self._attempt = around.attempt
         self._told: StopRequest | None = None
         self._tend = around.tend
         self._is_loss_told = False
@@ -125,8 +128,11 @@ class LifeWatch:
     def _fail(self) -> Outcome:
         stopping_at_seconds = self._clock.monotonic_seconds()
         self._group.stop(self._patience.survivor_seconds)
+        return self._failed(stopping_at_seconds)
+
+    def _failed(self, before_seconds: float) -> Outcome:
         seen = self._health.evidence()
-        self.failures = find_failures(self._group.exits, stopping_at_seconds, seen)
+        self.failures = find_failures(self._group.exits, before_seconds, seen)
         first = self.failures[0]
         return Outcome(
             Kind.FAILED,
@@ -138,13 +144,32 @@ class LifeWatch:
         )
 
     def _leave(self) -> Outcome:
-        """Let all ranks end that agreed to leave; whoever knew of it first is not waited for."""
-        self._end(is_told=False)
+        """Let all ranks end that agreed to leave; whoever knew of it first is not waited for.
+
+        A rank that ends in another way meanwhile had agreed to nothing.
+        """
+        is_ended = self._end(is_told=False)
+        failed = self._has_failed()
+        outcome = self._failed(math.inf) if failed else None
         # Another node may have stopped its workers because of a change that we have not seen.
         self._members.look()
         if self._members.is_changed:
             return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
+        if outcome is not None:
+            return outcome
+        if not is_ended:
+            return Outcome(Kind.KILLED, stop_signal=self._stops.asked_by)
+        status = self._status_of_stop()
+        if status in CODES_OF_LEAVING_AT_ONCE:
+            return Outcome(Kind.STOPPED, status=status, stop_signal=self._stops.asked_by)
         return Outcome(Kind.PREEMPTED)
+
+    def _has_failed(self) -> bool:
+        """Say whether a worker failed by itself, and was not asked to stop by anybody we know."""
+        fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
+        if self._stops.asked_by:
+            fine.add(-signal.SIGTERM)
+        return any(one.status not in fine and not one.is_killed for one in self._group.exits)
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by
@@ -153,16 +178,21 @@ class LifeWatch:
         self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
         if not self._end(is_told=True):
             return Outcome(Kind.KILLED, stop_signal=asked_by)
-        return Outcome(Kind.STOPPED, status=self._status_of_stop(), stop_signal=asked_by)
+        return Outcome(
+            Kind.STOPPED,
+            status=self._status_of_stop(),
+            stop_signal=asked_by,
+            is_unsaved=bool(self._attempt) and told_unsaved(self._notes) == self._attempt,
+        )
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
-        # A rank with nothing to save says the least about what became of the work.
-        statuses.sort(key=lambda status: status == -signal.SIGTERM)
-        failed = next((status for status in statuses if status not in (0, CODE_PREEMPTED)), 0)
-        if failed and failed not in (-signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE):
+        wrong = set(statuses) - {0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE}
+        if wrong:
             self.failures = find_failures(self._group.exits, math.inf)
-        return failed or max(statuses, default=0)
+        # A rank that SIGTERM killed says the least about what became of the work.
+        order = (wrong, CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
+        return next((one for some in order for one in statuses if one in some), 0)
 
     def _end(self, *, is_told: bool) -> bool:
         """Give all workers the grace to end, and say whether all did without being killed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,9 @@ class Session:
         """
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        tell_repository(launch, self.repository)
+        # Signals are heard in the main thread only.
+        hears = threading.current_thread() is threading.main_thread()
+        tell_repository(launch, self.repository, saves_when_stopped=hears)
         return open_checkpointer(
             self.repository,
             self.world,

@@ -25,6 +25,7 @@ SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
 _SECRET_BYTES_MAX = 1 << 16
 _EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
 _REPOSITORY = "repository"
+_UNSAVED = "unsaved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,29 +188,52 @@ def write_launch(launch: Launch) -> dict[str, str]:
     }
 
 
-def tell_repository(launch: Launch, url: str) -> None:
+def tell_repository(launch: Launch, url: str, *, saves_when_stopped: bool = False) -> None:
     """Let the agent know which repository this worker opened, so that it can look into it.
 
     A URL that may hold a secret is not told: it would lie on the disk in plain text, and
     without the secret it would open nothing.
+
+    Args:
+        launch: who this worker is.
+        url: of the repository.
+        saves_when_stopped: whether this worker handles SIGTERM while it trains; else what it has
+            not saved is lost with it, and the agent is told so.
     """
+    if not launch.notes:
+        return
+    if not saves_when_stopped:
+        _leave_word(launch, _UNSAVED, launch.attempt)
     parts = urlsplit(url)
-    if not launch.notes or "@" in parts.netloc or parts.query:
+    if "@" in parts.netloc or parts.query:
         return
     place = (
         url if "://" in url or url.startswith("file:") else str(Path(url).expanduser().absolute())
     )
-    fresh = Path(launch.notes, f"{_REPOSITORY}-{launch.world.local_rank}")
-    # The agent only loses a better message by not being told.
-    with suppress(OSError):
-        fresh.write_text(place, encoding="utf-8")
-        fresh.replace(Path(launch.notes, _REPOSITORY))
+    _leave_word(launch, _REPOSITORY, place)
 
 
 def told_repository(notes: str) -> str:
     """Return the URL that a worker left in the folder ``notes``, empty when none did."""
+    return _read_word(notes, _REPOSITORY)
+
+
+def told_unsaved(notes: str) -> str:
+    """Return the attempt in which a worker last said that SIGTERM costs it what is not saved."""
+    return _read_word(notes, _UNSAVED)
+
+
+def _leave_word(launch: Launch, name: str, text: str) -> None:
+    fresh = Path(launch.notes, f"{name}-{launch.world.local_rank}")
+    # The agent only loses a better message by not being told.
+    with suppress(OSError):
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(Path(launch.notes, name))
+
+
+def _read_word(notes: str, name: str) -> str:
     try:
-        return Path(notes, _REPOSITORY).read_text(encoding="utf-8")
+        return Path(notes, name).read_text(encoding="utf-8")
     except OSError:
         return ""
 

@@ -18,6 +18,7 @@ from resilient.world.launch import (
     read_launch,
     tell_repository,
     told_repository,
+    told_unsaved,
     write_launch,
 )
 from resilient.world.serving import Address
@@ -239,3 +240,13 @@ def test_the_agent_is_told_the_repository_and_no_secret(tmp_path, url, told):
     tell_repository(Launch(World(), notes=str(tmp_path)), url)
     assert told_repository(str(tmp_path)) == told
     assert "secret" not in "".join(one.read_text() for one in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["/data/run", "s3://bucket/run?token=secret"])
+def test_the_agent_is_told_who_loses_work_when_it_is_stopped(tmp_path, url):
+    assert told_unsaved(str(tmp_path)) == ""
+    launch = Launch(World(), attempt="job-1", notes=str(tmp_path))
+    tell_repository(launch, url, saves_when_stopped=True)
+    assert told_unsaved(str(tmp_path)) == ""
+    tell_repository(launch, url)
+    assert told_unsaved(str(tmp_path)) == "job-1"

@@ -57,6 +57,26 @@ def test_the_first_75_gives_the_other_ranks_time_to_end(train):
     assert agent.said("saved") == [""]
 
 
+def test_the_first_75_hides_no_failure_of_another_rank(train):
+    agent = train(
+        "if rank == 0:\n    say('left')\n    sys.exit(75)\n"
+        "while not os.path.exists('left.0'):\n    time.sleep(0.01)\n"
+        "time.sleep(0.5)\nraise ValueError('rank 1 lost its part')",
+        *("--nproc-per-node", "2", "--max-restarts", "0"),
+    )
+    assert agent.end() == 1, agent.err
+    assert "rank 1 failed first in life 1: ValueError: rank 1 lost its part" in agent.err
+
+
+def test_a_rank_that_stays_after_the_first_75_is_killed_and_that_is_the_code(train):
+    agent = train(
+        "if rank == 0:\n    sys.exit(75)\ntime.sleep(600)",
+        *("--nproc-per-node", "2", "--grace", "1"),
+    )
+    assert agent.end() == 137, agent.err
+    assert "had to be killed before they had saved" in agent.err
+
+
 def test_a_failed_group_is_restarted_until_it_succeeds(train):
     agent = train(f"if life < 3:\n    {FAIL_AT_ONCE}", "--max-restarts", "3")
     assert agent.end() == 0, agent.err

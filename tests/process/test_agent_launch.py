@@ -162,6 +162,18 @@ def test_a_program_ends_as_under_python_itself_and_errors_of_ours_with_their_cod
     assert error_file.exists() == (code not in (0, 9))
 
 
+def test_what_runs_at_the_exit_sees_the_error_that_ended_the_process(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import atexit, sys\n"
+        "def tell():\n"
+        "    print(sys.last_type.__name__, sys.last_value, sys.last_traceback.tb_lineno)\n"
+        "atexit.register(tell)\n"
+        "raise ValueError('boom')\n"
+    )
+    ended = bootstrap(tmp_path, "script.py")
+    assert ended.stdout == "ValueError boom 5\n", ended.stderr
+
+
 def test_the_bootstrap_imports_nothing_of_ours_and_shadows_nothing(tmp_path):
     (tmp_path / "decide.py").write_text("mine = True", encoding="utf-8")
     (tmp_path / "script.py").write_text(

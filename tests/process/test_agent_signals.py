@@ -90,6 +90,38 @@ def test_workers_with_nothing_to_save_die_of_sigterm_and_end_with_75(train):
     assert agent.end() == 75, agent.err
 
 
+@pytest.mark.parametrize("wish", ["auto", "never"])
+def test_a_loop_of_ones_own_that_sigterm_kills_has_lost_work_and_says_so(train, wish):
+    agent = train(
+        """
+import torch
+from resilient import Checkpointer
+model = torch.nn.Linear(2, 2)
+with Checkpointer("run", model=model) as checkpointer:
+    checkpointer.resume()
+    checkpointer.save(20)
+    checkpointer.wait()
+    say("saved")
+    time.sleep(600)
+""",
+        *("--resume", wish),
+    )
+    agent.wait_for("saved", 1)
+    agent.send(signal.SIGTERM)
+    assert agent.end() == 143, agent.err
+    again = "the same command" + " without --resume never" * (wish == "never")
+    assert f"work since checkpoint-20-g1 is lost; it is intact and {again} resumes" in agent.err
+    assert ("--resume never holds at each start" in agent.err) == (wish == "never")
+
+
+def test_one_rank_that_saved_speaks_for_those_that_sigterm_killed(train):
+    agent = train(f"if rank == 1:\n    say('ready')\n    time.sleep(600)\n{SAVES}", *TWO)
+    agent.wait_for("ready", 2)
+    agent.send(signal.SIGTERM)
+    assert agent.end() == 75, agent.err
+    assert "stopped and saved" in agent.err
+
+
 def test_a_save_that_fails_while_stopping_ends_with_its_own_code(train):
     agent = train(SAVES.replace("sys.exit(75)", "sys.exit(73)"), *TWO)
     agent.wait_for("ready", 2)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from resilient.agent.verdict.asking import find_newest, newest_committed
+from resilient.agent.verdict.asking import find_newest, launches_of, newest_committed
 from resilient.agent.verdict.progress import Progress
 from resilient.build import (
     RendezvousOptions,
@@ -88,8 +88,18 @@ def test_a_repository_that_cannot_be_asked_is_unknown_and_never_an_error(url):
     assert newest_committed(url) is Progress.UNKNOWN
 
 
+@pytest.mark.parametrize("url", ["", "no-such-protocol://x/y"])
+def test_launches_of_a_repository_that_cannot_be_asked_are_not_known(url):
+    assert launches_of(url) is None
+
+
+def test_without_time_nothing_is_asked(tmp_path):
+    assert newest_committed(str(tmp_path), within_seconds=0.0) is Progress.UNKNOWN
+
+
 def test_an_empty_folder_holds_no_checkpoint(tmp_path):
     assert newest_committed(str(tmp_path)) is None
+    assert launches_of(str(tmp_path)) == 0
 
 
 def test_a_plan_does_not_load_torch():

@@ -49,6 +49,23 @@ class KeeperAbsent(Event):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KeeperLeft(Event):
+    """The agent leaves before the keeper has ended: the time of a stop is over."""
+
+    level: ClassVar[Level] = Level.WARNING
+    pid: int
+    linger_seconds: float
+
+    def line(self) -> str:
+        """Say what may be missing, and how long it may still come."""
+        return (
+            f"the keeper (pid {self.pid}) may still have a save in flight: it goes on by itself "
+            f"for up to {self.linger_seconds:g} s, if this host lives that long; a save that does "
+            "not land is lost, and those before it are intact"
+        )
+
+
 class Keeping:
     """Keeps one keeper running across the lives of the workers.
 
@@ -115,11 +132,12 @@ class Keeping:
             if said.strip() != b"ready":
                 self._give_up(said.decode(errors="replace").strip())
 
-    def stop(self, *, is_urgent: bool = False) -> None:
+    def stop(self, within_seconds: float | None = None) -> None:
         """Let the save in flight land, at most for the grace, and leave nothing behind.
 
         Args:
-            is_urgent: do not wait; the keeper does the same without being watched.
+            within_seconds: what a request to stop leaves for this. The keeper then goes on
+                without being watched, as long as it may linger and this host lives.
         """
         process, self._process = self._process, None
         if process is None:
@@ -128,11 +146,13 @@ class Keeping:
             process.stdin.close()
         if process.stdout:
             process.stdout.close()
-        if is_urgent:
-            return
+        most_seconds = self._linger_seconds + _MARGIN_SECONDS
         try:
-            process.wait(self._linger_seconds + _MARGIN_SECONDS)
+            process.wait(most_seconds if within_seconds is None else max(0.0, within_seconds))
         except subprocess.TimeoutExpired:
+            if within_seconds is not None:
+                self._emit(KeeperLeft(process.pid, self._linger_seconds))
+                return
             process.kill()
             process.wait()
         if process.returncode:

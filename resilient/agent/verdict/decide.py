@@ -50,6 +50,8 @@ class Outcome:
         cause: why the worker failed that failed first.
         is_joined: of REGROUPED, whether nodes want to join; else some have left.
         is_host_broken: whether a device reported a fault, or a worker cannot be killed.
+        is_unsaved: whether a worker of this life said that SIGTERM costs it what it has not saved.
+        newest: the newest checkpoint, None where nothing was committed; empty when not known.
     """
 
     kind: Kind
@@ -60,6 +62,8 @@ class Outcome:
     cause: Cause | None = None
     is_joined: bool = False
     is_host_broken: bool = False
+    is_unsaved: bool = False
+    newest: str | None = ""
 
     @property
     def is_interruption(self) -> bool:
@@ -83,6 +87,7 @@ class Budget:
         host_failures_max: this many of them, and the host is left out; 0 is any number.
         may_leave: whether the other hosts can go on without this one.
         jitter: factor of a wait, so that hosts do not come back all at once.
+        again: what to type so that the run goes on; see :func:`name_command`.
     """
 
     restarts_left: int = 3
@@ -93,6 +98,7 @@ class Budget:
     host_failures_max: int = 0
     may_leave: bool = False
     jitter: float = 1.0
+    again: str = "the same command"
 
     def after(self, action: Action) -> Budget:
         """Return the budget with the action paid for."""
@@ -148,6 +154,15 @@ def decide(outcome: Outcome, budget: Budget) -> Action:
     return _leave(outcome, budget)
 
 
+def name_command(resume: str) -> str:
+    """Return what a person types so that a run goes on that was started with ``--resume``.
+
+    The wish holds at each start of the command: nothing tells a job that is requeued from one
+    that is started over on purpose.
+    """
+    return "the same command" + (f" without --resume {resume}" if resume != "auto" else "")
+
+
 def exit_code(status: int) -> int:
     """Return a worker's status as a shell would: its code, or 128 plus the signal's number."""
     return _SIGNAL_BASE - status if status < 0 else status
@@ -175,8 +190,8 @@ def _interrupted(budget: Budget) -> Action | None:
         return None
     return GiveUp(
         _SIGNAL_BASE + signal.SIGTERM,
-        "interrupted more often than --max-preemptions allows: what is committed is safe, and the "
-        "same command with a higher number resumes",
+        "interrupted more often than --max-preemptions allows: what is committed is safe, and "
+        f"{budget.again} with a higher number resumes",
     )
 
 
@@ -186,13 +201,13 @@ def _leave(outcome: Outcome, budget: Budget) -> Action:
         return Finish(0, "all workers are done")
     if outcome.kind is Kind.PREEMPTED:
         return _interrupted(budget) or Finish(
-            CODE_PREEMPTED, "preempted and saved: the same command resumes"
+            CODE_PREEMPTED, f"preempted and saved: {budget.again} resumes"
         )
     if outcome.kind is Kind.KILLED:
         return GiveUp(
-            _SIGNAL_BASE + outcome.stop_signal,
+            _SIGNAL_BASE + (outcome.stop_signal or signal.SIGKILL),
             "workers had to be killed before they had saved; the last durable checkpoint is "
-            "intact and the same command resumes from it",
+            f"intact and {budget.again} resumes from it",
         )
     return GiveUp(PeerFailed.exit_code, outcome.reason or "the other nodes cannot be reached")
 
@@ -237,7 +252,7 @@ def _of_budget(outcome: Outcome, budget: Budget, code: int) -> Action:
         return GiveUp(code, "no restart is left (--max-restarts, within --restart-window)")
     if outcome.stop_signal:
         return Finish(
-            CODE_PREEMPTED, "asked to stop during a restart: the same command resumes instead"
+            CODE_PREEMPTED, f"asked to stop during a restart: {budget.again} resumes instead"
         )
     cause = "hang" if outcome.cause is Cause.HANG else "failure"
     return Restart(cause, is_paid=True, delay_seconds=_delay_seconds(budget))
@@ -255,22 +270,33 @@ def _delay_seconds(budget: Budget) -> float:
 def _after_stop(outcome: Outcome, budget: Budget) -> Action:
     if outcome.status == 0:
         return Finish(0, "all workers are done")
-    spent = _interrupted(budget) if outcome.is_interruption else None
-    if spent is not None:
-        return spent
     if outcome.is_interruption:
-        is_saved = outcome.status == CODE_PREEMPTED
-        # Whoever has something to save handles SIGTERM; another had not come that far.
-        why = "stopped and saved: the same command resumes"
-        return Finish(
-            CODE_PREEMPTED, why if is_saved else "stopped before there was anything to save"
-        )
+        return _interrupted(budget) or _as_asked(outcome, budget)
     if outcome.status in CODES_OF_LEAVING_AT_ONCE:
         return GiveUp(
             outcome.status,
             "workers left at once before they had saved: the work since the last checkpoint is "
-            "lost, that checkpoint is intact and the same command resumes from it; --grace "
+            f"lost, that checkpoint is intact and {budget.again} resumes from it; --grace "
             "gives them longer",
         )
     code = exit_code(outcome.status)
     return GiveUp(code, f"a worker failed while stopping, with {name_of(outcome.status)}")
+
+
+def _as_asked(outcome: Outcome, budget: Budget) -> Action:
+    """Cover workers that have saved, and those that SIGTERM killed because they do not save."""
+    if outcome.status == CODE_PREEMPTED:
+        return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
+    if not outcome.is_unsaved:
+        return Finish(
+            CODE_PREEMPTED,
+            "stopped outside training, as far as the workers told: no step is lost, and the same "
+            "command starts it again",
+        )
+    what = "stopped by SIGTERM without a save"
+    if outcome.newest is None:
+        why = f"{what}: nothing was committed yet, so all work is lost and it starts from scratch"
+    else:
+        newest = outcome.newest or "the last checkpoint"
+        why = f"{what}: the work since {newest} is lost; it is intact and {budget.again} resumes"
+    return GiveUp(exit_code(outcome.status), why)

@@ -46,17 +46,18 @@ class History:
     preemptions: int = 0
     no_progress_lives: int = 0
 
-    def after(self, outcome: Outcome, at_seconds: float, *, progressed: bool) -> History:
-        """Return the history with one more life."""
+    def after(self, outcome: Outcome, at_seconds: float, *, progressed: bool | None) -> History:
+        """Return the history with one more life; whether it ``progressed`` may not be known."""
         if outcome.kind is not Kind.FAILED:
             interrupted = outcome.is_interruption
             return replace(self, preemptions=self.preemptions + 1) if interrupted else self
         mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
+        lives = self.no_progress_lives
         return replace(
             self,
             failures=(*self.failures, at_seconds),
             host_failures=(*self.host_failures, *mine),
-            no_progress_lives=0 if progressed else self.no_progress_lives + 1,
+            no_progress_lives=lives if progressed is None else 0 if progressed else lives + 1,
         )
 
     def budget(

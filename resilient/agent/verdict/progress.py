@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ASKING_SECONDS_MAX = 15.0
+"""How long a store may take to answer, where nothing is more urgent."""
+
 
 class Progress(Enum):
     """Answers that are no checkpoint."""
@@ -22,35 +25,45 @@ class ProgressLog:
     """Remembers the newest checkpoint across lives.
 
     Args:
-        ask: returns the newest committed checkpoint, None before the first, or a
-            ``Progress``; compared for equality only. Without it nothing is known.
+        ask: takes how many seconds the answer may take, and returns the newest committed
+            checkpoint, None before the first, or a ``Progress``; compared for equality only.
+            Without it nothing is known.
         launches_before: how often the run was launched before this time.
+
+    Attributes:
+        newest: the last answer that was one.
+        is_answered: whether the last question was.
     """
 
-    def __init__(self, ask: Callable[[], object] | None, launches_before: int = 0) -> None:
+    def __init__(self, ask: Callable[[float], object] | None, launches_before: int = 0) -> None:
         self.launches_before = launches_before
         self._ask = ask
-        self.newest: object = ask() if ask else Progress.UNTOLD
+        self.newest: object = ask(ASKING_SECONDS_MAX) if ask else Progress.UNTOLD
+        self.is_answered = self.newest is not Progress.UNKNOWN
         self._at_start = self.newest
         self._at_failure = self.newest
 
-    def look(self) -> None:
+    def look(self, within_seconds: float = ASKING_SECONDS_MAX) -> None:
         """Ask for the newest checkpoint; an unknown one does not replace a known one."""
-        found = self._ask() if self._ask else Progress.UNTOLD
+        found = self._ask(within_seconds) if self._ask else Progress.UNTOLD
+        self.is_answered = found is not Progress.UNKNOWN
         if not isinstance(found, Progress) or self.newest is Progress.UNTOLD:
             self.newest = found
 
-    def count_failure(self) -> bool:
+    def count_failure(self) -> bool | None:
         """Say whether a checkpoint was committed since the failure before this one.
 
         Without anything to ask there is no evidence of a crash loop, so the answer is yes and
         the restart budget alone limits the lives. The same holds for a checkpoint in a
-        repository that was first heard of in this life: it may have been there before.
+        repository that was first heard from in this life: it may have been there before. None
+        when the repository does not answer, which is evidence of neither.
         """
+        if not self.is_answered:
+            return None
         is_untold = self.newest is Progress.UNTOLD
-        was_untold = self._at_failure is Progress.UNTOLD
+        was_unknown = isinstance(self._at_failure, Progress)
         progressed = is_untold or (
-            self.newest is not None if was_untold else self.newest != self._at_failure
+            self.newest is not None if was_unknown else self.newest != self._at_failure
         )
         self._at_failure = self.newest
         return progressed
@@ -61,8 +74,15 @@ class ProgressLog:
         The user's wish is for the start. Once something newer was committed, or might have
         been, starting as wished again would throw it away.
         """
-        is_known = not isinstance(self.newest, Progress)
+        is_known = self.is_answered and not isinstance(self.newest, Progress)
         return wish if life == 1 or (is_known and self.newest == self._at_start) else "auto"
+
+    @property
+    def name_of_newest(self) -> str | None:
+        """The newest checkpoint, None where nothing was committed; empty when not known."""
+        if not self.is_answered or isinstance(self.newest, Progress):
+            return ""
+        return None if self.newest is None else str(self.newest)
 
     def describe(self) -> str:
         """Return what is safe, for a person."""

@@ -70,6 +70,13 @@ _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
     ("regrouped", "nodes have left", Outcome(Kind.REGROUPED), Budget()),
     ("stopped", "saved as asked", Outcome(Kind.STOPPED, CODE_PREEMPTED, _TERM), Budget()),
     ("stopped", "done meanwhile", Outcome(Kind.STOPPED, 0, _TERM), Budget()),
+    ("stopped", "before or after training", Outcome(Kind.STOPPED, -_TERM, _TERM), Budget()),
+    (
+        "stopped",
+        "by SIGTERM, which this script does not handle",
+        Outcome(Kind.STOPPED, -_TERM, _TERM, is_unsaved=True),
+        Budget(),
+    ),
     ("stopped", "left at once: work was lost", Outcome(Kind.STOPPED, 143, _TERM), Budget()),
     ("stopped", "a worker failed while stopping", Outcome(Kind.STOPPED, 1, _TERM), Budget()),
     ("killed", "had to be killed: --grace was over", Outcome(Kind.KILLED, 0, _TERM), Budget()),
@@ -99,7 +106,8 @@ def reaction_table() -> tuple[Row, ...]:
 
 def _name(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
-        return f"save and leave with {action.code}" if action.code else "finish with 0"
+        saved = "" if outcome.status == -_TERM else "save and "
+        return f"{saved}leave with {action.code}" if action.code else "finish with 0"
     if isinstance(action, LeaveHost):
         return f"restart elsewhere: leave this host with {action.code}"
     if not isinstance(action, Restart):

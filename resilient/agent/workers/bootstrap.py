@@ -201,6 +201,8 @@ def _report(error: BaseException, *, is_worker: bool) -> int:
     error.__traceback__ = _without_us(error.__traceback__)
     if is_worker:
         write_error_file(error, code)
+    # As the interpreter does: what runs at the exit asks them whether an error ended the process.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.excepthook(type(error), error, error.__traceback__)
     return code
 

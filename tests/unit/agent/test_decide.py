@@ -1,6 +1,7 @@
 """The table of resilient.agent.verdict.decide, a test per row."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from resilient.agent.verdict.decide import (
     Restart,
     decide,
     exit_code,
+    name_command,
     name_of,
 )
 
@@ -116,6 +118,56 @@ def test_a_worker_that_fails_while_stopping_passes_its_code_on(status, code):
     action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
+
+
+@pytest.mark.parametrize(
+    ("newest", "words"),
+    [
+        (
+            "checkpoint-20-g1",
+            "the work since checkpoint-20-g1 is lost; it is intact and the same command resumes",
+        ),
+        ("", "the work since the last checkpoint is lost; it is intact and the same command"),
+        (None, "nothing was committed yet, so all work is lost"),
+    ],
+)
+def test_work_that_sigterm_cost_is_told_and_ends_with_143(newest, words):
+    outcome = Outcome(Kind.STOPPED, -15, signal.SIGINT, is_unsaved=True, newest=newest)
+    action = decide(outcome, PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == 143
+    assert words in action.reason
+
+
+def test_workers_that_were_not_in_training_lost_no_step():
+    action = decide(Outcome(Kind.STOPPED, -15, signal.SIGTERM, newest=None), PLENTY)
+    assert isinstance(action, Finish)
+    assert "outside training, as far as the workers told" in action.reason
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(Kind.PREEMPTED, 75),
+        Outcome(Kind.STOPPED, 75, signal.SIGTERM),
+        Outcome(Kind.STOPPED, 143, signal.SIGTERM),
+        Outcome(Kind.STOPPED, -15, signal.SIGTERM, is_unsaved=True),
+        Outcome(Kind.KILLED, 0, signal.SIGTERM),
+        Outcome(Kind.FAILED, 1, signal.SIGTERM),
+    ],
+)
+@pytest.mark.parametrize("wish", ["never", "checkpoint-5-g1"])
+def test_a_command_that_would_not_resume_is_not_named(outcome, wish):
+    action = decide(outcome, replace(PLENTY, again=name_command(wish)))
+    assert f"the same command without --resume {wish} resumes" in action.reason
+
+
+def test_the_command_is_the_same_where_it_resumes():
+    assert name_command("auto") == "the same command"
+
+
+def test_workers_killed_after_others_had_left_end_with_the_signal_that_killed_them():
+    assert code_of(decide(Outcome(Kind.KILLED), PLENTY)) == 137
 
 
 @pytest.mark.parametrize("code", [143, 130])

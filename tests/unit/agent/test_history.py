@@ -48,6 +48,14 @@ def test_the_first_failure_has_all_restarts_to_spend():
     assert decide(FAILED, history.budget(LIMITS, 0.0)) == Restart("failure", is_paid=True)
 
 
+def test_a_life_of_unknown_progress_counts_neither_way():
+    history = lived(FAILED, FAILED, progressed=False)
+    history = history.after(FAILED, 2.0, progressed=None)
+    assert history.no_progress_lives == 2
+    assert history.after(FAILED, 3.0, progressed=False).no_progress_lives == 3
+    assert history.after(FAILED, 3.0, progressed=True).no_progress_lives == 0
+
+
 def test_a_host_counts_its_own_failures_only():
     assert lived(FAILED, ECHO, FAILED).budget(LIMITS, 3.0).host_failures == 2
 

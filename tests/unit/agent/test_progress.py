@@ -5,7 +5,7 @@ from resilient.agent.verdict.progress import Progress, ProgressLog
 
 def log_of(*answers):
     rest = iter(answers)
-    return ProgressLog(lambda: next(rest))
+    return ProgressLog(lambda _seconds: next(rest))
 
 
 def failed(log):
@@ -28,10 +28,19 @@ def test_a_new_checkpoint_is_progress_once():
     assert failed(log)
 
 
-def test_a_listing_that_fails_is_no_progress_and_forgets_nothing():
-    log = log_of("a", Progress.UNKNOWN, "a")
-    assert not failed(log)
+def test_a_repository_that_does_not_answer_is_no_evidence_and_forgets_nothing():
+    log = log_of("a", Progress.UNKNOWN, Progress.UNKNOWN, "a", "b")
+    assert failed(log) is None
+    assert failed(log) is None
     assert log.describe() == "a is committed"
+    assert log.name_of_newest == ""
+    assert failed(log) is False, "the checkpoint of the start is no progress"
+    assert failed(log) is True
+
+
+def test_a_checkpoint_that_nobody_could_see_at_the_start_may_be_old():
+    log = log_of(Progress.UNKNOWN, "a", "a")
+    assert failed(log)
     assert not failed(log)
 
 
@@ -72,3 +81,15 @@ def test_a_repository_that_is_told_late_counts_from_then_on():
 
 def test_a_repository_that_is_told_late_and_empty_has_seen_no_progress():
     assert not failed(log_of(Progress.UNTOLD, None))
+
+
+def test_the_newest_checkpoint_has_a_name_where_it_is_known():
+    assert log_of("a").name_of_newest == "a"
+    assert log_of(None).name_of_newest is None
+    assert ProgressLog(None).name_of_newest == ""
+
+
+def test_a_wish_does_not_hold_where_something_newer_may_have_been_committed():
+    log = log_of("old", Progress.UNKNOWN)
+    log.look()
+    assert log.resume_with("never", 2) == "auto"

@@ -1,0 +1,93 @@
+"""When the store is asked after a life, and for how long."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from resilient.agent.judging import Judge
+from resilient.agent.verdict.decide import Finish, GiveUp, Kind, Outcome, Restart
+from resilient.agent.verdict.history import Limits
+from resilient.agent.verdict.progress import Progress, ProgressLog
+from resilient.clock import SystemClock
+from resilient.world.stopping import StopRequest
+
+SPEC = SimpleNamespace(max_restarts=9, rdzv_handler=SimpleNamespace(get_run_id=lambda: "run"))
+SAVED = [
+    Outcome(Kind.SUCCEEDED),
+    Outcome(Kind.PREEMPTED, 75),
+    Outcome(Kind.STOPPED, 75, 15),
+    Outcome(Kind.STOPPED, 0, 15),
+    Outcome(Kind.KILLED, 0, 15),
+]
+
+
+class StillClock(SystemClock):
+    def monotonic_seconds(self):
+        return 0.0
+
+
+class Repository:
+    """Answers what it is told to, and remembers how long each answer might have taken."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+        self.told = []
+
+    def judge(self, resume="auto"):
+        log = ProgressLog(self._ask)
+        self.asked.clear()
+        return Judge(SPEC, Limits(), log, StillClock(), self.told.append, resume)
+
+    def _ask(self, within_seconds):
+        self.asked.append(within_seconds)
+        return self.answer
+
+    def heard(self):
+        return [type(event).__name__ for event in self.told]
+
+
+@pytest.mark.parametrize("outcome", SAVED)
+def test_nobody_is_asked_where_the_answer_decides_nothing(outcome):
+    repository = Repository("checkpoint-20-g1")
+    repository.judge().after(outcome, 1, StopRequest("SIGTERM", 25.0))
+    assert repository.asked == []
+
+
+def test_a_failure_waits_for_the_answer_and_a_stop_only_for_a_share_of_its_time():
+    repository = Repository("checkpoint-20-g1")
+    judge = repository.judge()
+    judge.after(Outcome(Kind.FAILED, 1), 1)
+    judge.after(Outcome(Kind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 25.0))
+    judge.after(Outcome(Kind.FAILED, 1, 15), 1, StopRequest("SIGTERM", 5.0))
+    assert repository.asked == [15.0, 2.0, 0.5]
+
+
+def test_work_that_is_lost_is_told_with_the_checkpoint_that_is_not():
+    repository = Repository("checkpoint-20-g1")
+    outcome = Outcome(Kind.STOPPED, -15, 15, is_unsaved=True)
+    action = repository.judge("never").after(outcome, 1, StopRequest("SIGTERM", 25.0))
+    assert isinstance(action, GiveUp)
+    assert action.code == 143
+    assert "since checkpoint-20-g1 is lost" in action.reason
+    assert "without --resume never resumes" in action.reason
+
+
+def test_a_change_of_membership_asks_what_the_next_life_may_not_throw_away():
+    repository = Repository("checkpoint-20-g1")
+    repository.judge().after(Outcome(Kind.REGROUPED), 2)
+    assert len(repository.asked) == 1
+
+
+def test_a_repository_that_does_not_answer_makes_no_crash_loop_and_is_told():
+    repository = Repository(Progress.UNKNOWN)
+    judge = repository.judge()
+    actions = [judge.after(Outcome(Kind.FAILED, 1), 1) for _ in range(5)]
+    assert all(isinstance(action, Restart) for action in actions)
+    assert repository.heard().count("ProgressUnknown") == 5
+
+
+def test_a_stop_that_was_saved_names_the_command_that_resumes():
+    action = Repository(None).judge("never").after(Outcome(Kind.STOPPED, 75, 15), 1)
+    assert isinstance(action, Finish)
+    assert action.reason == "stopped and saved: the same command without --resume never resumes"

@@ -1,0 +1,28 @@
+"""What a stop leaves for what comes after the workers."""
+
+from resilient.agent.stops import Stops
+from resilient.clock import SystemClock
+from resilient.world.stopping import StopRequest
+
+
+class StillClock(SystemClock):
+    def monotonic_seconds(self):
+        return 100.0
+
+
+def test_without_a_stop_nothing_is_short():
+    assert Stops(StillClock()).left_seconds() is None
+
+
+def test_what_is_left_is_that_of_the_deadline_and_never_less_than_what_a_notice_holds_back():
+    stops = Stops(StillClock())
+    stops.request = StopRequest("SIGTERM", 110.0)
+    assert stops.left_seconds() == 10.0
+    stops.request = StopRequest("SIGTERM", 90.0)
+    assert stops.left_seconds() == 2.0
+
+
+def test_an_urgent_stop_leaves_nothing():
+    stops = Stops(StillClock())
+    stops.request, stops.is_urgent = StopRequest("SIGTERM", 110.0), True
+    assert stops.left_seconds() == 0.0
