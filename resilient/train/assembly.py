@@ -80,7 +80,7 @@ def assemble(
     topic, strategy = session.next_topic(), _wrap(hooks)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
     optimizer, scheduler = hooks.make_optimizer_and_scheduler(state.max_steps)
-    schedules.require_evaluations(args, scheduler)
+    schedules.require_evaluations(args, scheduler, hooks.eval_sets)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
     (meters, watch), best, leaves = _meters_for(hooks), Best(), passes_for(hooks, topic)
@@ -149,10 +149,7 @@ def _wrap(hooks: TrainerHooks) -> Strategy:
 
 def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     """Return the start of the data and how it is cut, and give the hooks a sampler on them."""
-    may_evaluate = isinstance(hooks.eval_dataset, dict) or is_stream(hooks.eval_dataset)
-    if hooks.args.eval_strategy != "no" and not may_evaluate:
-        # Now, not at the first evaluation, hours from now.
-        require_map_style(hooks.eval_dataset, "eval_dataset")
+    hooks.require_eval_data()
     world = hooks.session.data_world
     if is_stream(hooks.train_dataset):
         place = place_in_stream(hooks.args, world)

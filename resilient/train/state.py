@@ -180,6 +180,27 @@ class TrainerControl:
     should_evaluate: bool = False
     should_log: bool = False
 
+    def _new_training(self) -> None:
+        """Clear what an earlier training was stopped by."""
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        """Clear what gave up the epoch before."""
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        """Clear what was asked for at the step before."""
+        self.should_save = self.should_evaluate = self.should_log = False
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return all flags, as Transformers exports them."""
+        return {"args": asdict(self), "attributes": {}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> TrainerControl:
+        """Return a control with the flags that ``state`` returned."""
+        return cls(**state["args"])
+
     def state_dict(self) -> dict[str, bool]:
         """Return the flags that outlive a step, and an evaluation that was cut short.
 

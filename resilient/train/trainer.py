@@ -149,7 +149,7 @@ class Trainer(TrainerBase):
         control, fire = self.control, self.callback_handler.fire
         begins = not run.cursor.is_open
         if begins:
-            control.should_epoch_stop = False
+            control._new_epoch()  # noqa: SLF001 - the field's name
             run.cursor.is_open = True
         fire("on_epoch_begin")
         batches = run.batches(begins=begins)

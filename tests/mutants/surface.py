@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LOADERS = "tests/unit/train/test_own_loaders.py"
+EVALUATIONS = "tests/unit/train/test_own_evaluations.py"
+CALLBACKS = "tests/unit/train/test_callback_contract.py"
 
 MUTANTS = [
     Mutant(
@@ -20,5 +22,47 @@ MUTANTS = [
         "        return Sequential()\n",
         "        return Sampling()\n",
         LOADERS,
+    ),
+    Mutant(
+        "batches of an evaluation's own loader all weigh the same",
+        "resilient/train/evaluation/own_loaders.py",
+        "            self.share.saw(size)\n",
+        "            self.share.saw(1)\n",
+        EVALUATIONS,
+    ),
+    Mutant(
+        "all ranks evaluate the same batches of a script's own loader",
+        "resilient/train/evaluation/own_loaders.py",
+        "    if world.size == 1:\n",
+        "    if world.size >= 1:\n",
+        EVALUATIONS,
+    ),
+    Mutant(
+        "a metric that no dataset of a dict gives is found out at the first evaluation",
+        "resilient/train/evaluation/evaluate.py",
+        "    if sets and not any(",
+        "    if not sets and not any(",
+        EVALUATIONS,
+    ),
+    Mutant(
+        "a state that a callback exports is not given back",
+        "resilient/train/callbacks/exporting.py",
+        "        setattr(callback, name, value)\n",
+        "        pass\n",
+        CALLBACKS,
+    ),
+    Mutant(
+        "callbacks get the very entry of the history",
+        "resilient/train/surface/predicting.py",
+        'fire("on_log", logs=dict(entry))',
+        'fire("on_log", logs=entry)',
+        CALLBACKS,
+    ),
+    Mutant(
+        "what there is not yet is no argument of an event",
+        "resilient/train/callbacks/callback.py",
+        "dict.fromkeys(CONTEXT)",
+        "{}",
+        CALLBACKS,
     ),
 ]

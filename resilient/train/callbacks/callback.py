@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.train.arguments.every import is_planned
+from resilient.train.callbacks.exporting import give_back, has_state, state_of
 from resilient.train.state import TrainerControl
 
 if TYPE_CHECKING:
@@ -44,13 +45,22 @@ EVENTS = (
 )
 
 
+# What every event is told, None as long as there is none.
+CONTEXT = (
+    *("model", "processing_class", "optimizer", "lr_scheduler"),
+    *("train_dataloader", "eval_dataloader"),
+)
+
+
 class TrainerCallback:
     """Hears what the trainer does; may set flags of ``control``.
 
-    Every method takes ``(args, state, control, **kwargs)``; kwargs hold ``model``, ``optimizer``,
-    ``lr_scheduler``, ``train_dataloader``, ``eval_dataloader``, and ``logs`` or ``metrics`` where
-    there are any, and ``emit``, which tells an event. A callback with ``state_dict`` and
-    ``load_state_dict`` is saved and restored; one with ``close`` is closed when ``train`` is left.
+    Every method takes ``(args, state, control, **kwargs)``; kwargs hold ``model``,
+    ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and
+    ``eval_dataloader`` (None before there is one), ``logs`` or ``metrics`` where there are any,
+    and ``emit``, which tells an event. A callback with ``state_dict`` and ``load_state_dict`` is
+    saved and restored; so are the ``attributes`` of one with ``state`` and ``from_state``
+    (Transformers' ``ExportableState``). One with ``close`` is closed when ``train`` is left.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
@@ -118,7 +128,7 @@ class CallbackHandler:
     ) -> None:
         self.callbacks = [one() if isinstance(one, type) else one for one in callbacks]
         self.control = control
-        self.context: dict[str, Any] = {}
+        self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
         self._first = (args, state, control)
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self._find_listeners()
@@ -153,7 +163,7 @@ class CallbackHandler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the control flags and the state of every callback that has one, by name."""
-        states = {name: one.state_dict() for name, one in self.stateful().items()}
+        states = {name: state_of(one) for name, one in self.stateful().items()}
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -161,7 +171,7 @@ class CallbackHandler:
         self.control.load_state_dict(state_dict.get("TrainerControl", {}))
         for name, one in self.stateful().items():
             if name in state_dict:
-                one.load_state_dict(state_dict[name])
+                give_back(one, state_dict[name])
 
     def _find_listeners(self) -> None:
         self._listeners = {
@@ -174,7 +184,7 @@ class CallbackHandler:
         named: dict[str, Any] = {}
         seen: dict[str, int] = {}
         for one in self.callbacks:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            if not has_state(one):
                 continue
             name = type(one).__name__
             seen[name] = seen.get(name, 0) + 1

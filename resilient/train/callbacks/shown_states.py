@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from resilient.train.callbacks.exporting import exports_state
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,6 +23,8 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
 
 
 def _shown(callback: Any) -> dict[str, Any]:
+    if exports_state(callback):
+        return {name: _plain(one) for name, one in callback.state().items()}
     names = inspect.signature(type(callback).__init__).parameters
     made = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
     return {"args": _plain(made), "attributes": _plain(callback.state_dict())}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from resilient.errors import ConfigError
 from resilient.train.data.sampling import worker_options
 from resilient.train.evaluation.columns import Column, Joining
 from resilient.train.evaluation.gather import gather_rows
@@ -133,6 +134,20 @@ class Share:
         return own + own[-1:] * missing
 
 
+class ShareLoader(DataLoader[Any]):
+    """Loads the batches of a share of a dataset.
+
+    Args:
+        dataset: map-style.
+        share: which batches.
+        **options: of DataLoader.
+    """
+
+    def __init__(self, dataset: Any, share: Share, **options: Any) -> None:
+        self.share = share
+        super().__init__(dataset, batch_sampler=share.mine(), **options)
+
+
 def eval_loader(
     args: TrainingArguments,
     dataset: Any,
@@ -140,12 +155,12 @@ def eval_loader(
     collate: Callable[[Any], Any],
     *,
     pin: bool,
-) -> DataLoader[Any]:
+) -> ShareLoader:
     """Return a loader of this rank's share; it leaves torch's global random stream alone."""
     options = worker_options(args, pin=pin) | {"persistent_workers": False}
-    return DataLoader(
+    return ShareLoader(
         dataset,
-        batch_sampler=share.mine(),
+        share,
         collate_fn=collate,
         generator=torch.Generator().manual_seed(args.seed),
         **options,
@@ -223,6 +238,27 @@ class Tally:
         self._spills += 1
         for column in self._columns if self._keep else ():
             column.spill()
+
+
+def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> None:
+    """Raise if no evaluation of a dict of datasets can give a metric.
+
+    Args:
+        sets: datasets by name; None if there is only one.
+        metric: its name, with ``eval_`` or without.
+        who: what needs it.
+
+    Raises:
+        ConfigError: the name is of none of them.
+    """
+    name = f"eval_{metric.removeprefix('eval_')}"
+    if sets and not any(name.startswith(f"eval_{one}_") for one in sets):
+        first = next(iter(sets))
+        raise ConfigError(
+            f"{who} is `{name}`, and metrics of the datasets {sorted(sets)} of `eval_dataset` are "
+            "named after them",
+            hint=f'set `metric_for_best_model`, as to "{first}_loss"',
+        )
 
 
 def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resilient.errors import ConfigError
+from resilient.train.evaluation.evaluate import require_metric
 from resilient.train.schedules.rates import as_they_were
 
 if TYPE_CHECKING:
@@ -72,13 +73,23 @@ def is_fed_by_metric(scheduler: object) -> bool:
     return not kinds.isdisjoint({"ReduceLROnPlateau", "GreedyLR"})
 
 
-def require_evaluations(args: TrainingArguments, scheduler: object) -> None:
+def require_evaluations(
+    args: TrainingArguments, scheduler: object, sets: Mapping[str, Any] | None = None
+) -> None:
     """Raise if a scheduler follows a metric that nothing gives.
 
+    Args:
+        args: name the metric.
+        scheduler: may follow one.
+        sets: datasets of evaluation by name, if there are several.
+
     Raises:
-        ConfigError: there are no evaluations.
+        ConfigError: there are no evaluations, or none of these datasets.
     """
-    if is_fed_by_metric(scheduler) and args.eval_strategy == "no":
+    if not is_fed_by_metric(scheduler):
+        return
+    require_metric(sets, args.metric_for_best_model or "loss", "what the schedule follows")
+    if args.eval_strategy == "no":
         raise ConfigError(
             f"`{type(scheduler).__name__}` follows a metric of evaluations, and `eval_strategy` "
             "is 'no'",

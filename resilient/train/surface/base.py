@@ -107,6 +107,8 @@ class TrainerBase(TrainerPrediction):
         self.callback_handler.context |= {
             "model": self.model,
             "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
             "emit": self._emit,
         }
         self.registered: dict[str, Part] = {}

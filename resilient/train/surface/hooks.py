@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Dataset
 
 from resilient.train.data.orders import Sampling, sampling_for
 from resilient.train.data.pruning import PruningCollator, prune_dataset, taken_columns
@@ -20,7 +21,7 @@ from resilient.train.data.sampling import (
 )
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import StreamLoader, place_in_stream, stream_loader
-from resilient.train.evaluation.evaluate import Share, eval_loader
+from resilient.train.evaluation.evaluate import Share, eval_loader, require_metric
 from resilient.train.evaluation.evaluate_stream import (
     StreamEvaluation,
     StreamShare,
@@ -121,8 +122,45 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:
-        """Return a loader of this rank's share of a dataset, the trainer's if none is given."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        """Return a loader of this rank's share of a dataset, the trainer's if none is given.
+
+        What an override returns is counted batch by batch. Several ranks share the batches of a
+        plain ``DataLoader`` that is not shuffled; another is refused there.
+        """
+        return self._loader_of_share(self.eval_dataset if eval_dataset is None else eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any] | StreamEvaluation:
+        """Return what ``predict`` loads a dataset with; an override as in ``evaluate``."""
+        return self._loader_of_share(test_dataset)
+
+    def require_eval_data(self) -> None:
+        """Raise now for what would fail at the first evaluation, hours from now.
+
+        Raises:
+            ConfigError: there is nothing to evaluate, or the best model is chosen by a metric
+                that no dataset gives.
+        """
+        makes_own = type(self).get_eval_dataloader is not TrainerHooks.get_eval_dataloader
+        if self.args.eval_strategy == "no":
+            return
+        if self.eval_sets is not None:
+            metric = self.args.metric_for_best_model
+            if metric is not None:
+                require_metric(self.eval_sets, metric, "`metric_for_best_model`")
+        elif not is_stream(self.eval_dataset) and not makes_own:
+            require_map_style(self.eval_dataset, "eval_dataset")
+
+    @property
+    def eval_sets(self) -> Mapping[str, Any] | None:
+        """The datasets of evaluation by name, if there are several."""
+        sets: Any = self.eval_dataset
+        is_dict = isinstance(sets, Mapping) and not isinstance(sets, Dataset)
+        evaluate: Any = getattr(type(self), "evaluate", None)
+        # An override may give metrics by any name.
+        is_ours = evaluate.__module__.startswith("resilient.train.")
+        return sets if is_dict and is_ours else None
+
+    def _loader_of_share(self, dataset: Any) -> DataLoader[Any] | StreamEvaluation:
         share = self._share_of(dataset)
         if self.train_sampler is not None:
             draw_for_loader(self.train_sampler.cursor)
@@ -159,9 +197,14 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
     def _share_of(self, dataset: Any) -> Share:
         streams = is_stream(dataset)
         size = 0 if streams else require_map_style(dataset, "eval_dataset")
-        together = self.session.computes_together or self.args.batch_eval_metrics
         batch, world = self.args.per_device_eval_batch_size, self.session.data_world
-        return (StreamShare if streams else Share)(size, batch, world, in_step=together)
+        kind = StreamShare if streams else Share
+        return kind(size, batch, world, in_step=self._evaluates_in_step)
+
+    @property
+    def _evaluates_in_step(self) -> bool:
+        """Whether ranks must run equally many batches."""
+        return self.session.computes_together or self.args.batch_eval_metrics
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:

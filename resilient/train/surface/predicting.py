@@ -23,6 +23,7 @@ from resilient.train.evaluation.evaluate import (
     prefixed,
 )
 from resilient.train.evaluation.evaluate_stream import StreamShare
+from resilient.train.evaluation.own_loaders import counted
 from resilient.train.model.batch import main_input
 from resilient.train.model.lowering import evaluation_dtype, weights_in
 from resilient.train.optimizers.create import set_mode
@@ -122,13 +123,17 @@ class TrainerPrediction(TrainerHooks):
         self.callback_handler.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
-    def log(self, logs: Mapping[str, Any]) -> None:
-        """Add numbers to the history, with the epoch and the step, and tell them."""
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - the field's signature
+        """Add numbers to the history, with the epoch and the step, and tell them.
+
+        Callbacks get a copy. Speeds since ``start_time`` are no part of a history, which is the
+        same in each run of the same training.
+        """
         entry = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
         if self.args.include_num_input_tokens_seen != "no":
             entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
         self.state.log_history.append(entry)
-        self.callback_handler.fire("on_log", logs=entry)
+        self.callback_handler.fire("on_log", logs=dict(entry))
         self._tell(MetricsLogged(entry))
 
     def _predict_all(
@@ -144,8 +149,11 @@ class TrainerPrediction(TrainerHooks):
         clock, fire = self.session.clock, self.callback_handler.fire
         self.memory.start(prefix)
         began_seconds = clock.monotonic_seconds()
-        loader = self.get_eval_dataloader(dataset)
-        share = getattr(loader, "share", None) or self._share_of(dataset)
+        load = self.get_test_dataloader if keep_outputs else self.get_eval_dataloader
+        given = load(dataset)
+        loader = counted(given, self.session.data_world, in_step=self._evaluates_in_step)
+        share: Share = loader.share
+        self.callback_handler.context["eval_dataloader"] = given
         by_batch = self._batch_metrics(share, loss_only=loss_only)
         keep = not loss_only and (keep_outputs or by_batch is None)
         tally = Tally(share, keep_outputs=keep, joining=Joining.of(self.args))
@@ -159,7 +167,7 @@ class TrainerPrediction(TrainerHooks):
                 tally.add(*batch)
                 if by_batch is not None:
                     by_batch.add(*batch)
-                fire("on_prediction_step", eval_dataloader=loader)
+                fire("on_prediction_step")
         if not batches:
             raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
         output = self._judge_outputs(tally, share, by_batch, prefix)

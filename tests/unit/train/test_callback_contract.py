@@ -1,0 +1,147 @@
+"""What callbacks of other people's making rely on: their state, their arguments, the flags."""
+
+from __future__ import annotations
+
+import pytest
+from models import DieAfter, Dies, make_trainer
+
+from resilient.train.callbacks.callback import EVENTS, TrainerCallback
+from resilient.train.state import TrainerControl
+
+CONTEXT = {
+    *("model", "processing_class", "optimizer", "lr_scheduler"),
+    *("train_dataloader", "eval_dataloader"),
+}
+MORE = {"on_log": {"logs"}, "on_evaluate": {"metrics"}, "on_predict": {"metrics"}}
+
+
+class Listener(TrainerCallback):
+    def __init__(self):
+        self.heard = {}
+
+
+def _hear(event):
+    def method(self, args, state, control, /, **kwargs):
+        self.heard.setdefault(event, []).append(kwargs)
+
+    return method
+
+
+for _event in EVENTS:
+    setattr(Listener, _event, _hear(_event))
+
+
+def test_every_event_has_the_documented_arguments(tmp_path, repository):
+    listener = Listener()
+    trainer = make_trainer(
+        tmp_path,
+        callbacks=[listener],
+        eval_size=4,
+        max_steps=2,
+        gradient_accumulation_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+    )
+    trainer.evaluate()
+    for name in ("on_init_end", "on_prediction_step", "on_evaluate", "on_log"):
+        before = listener.heard[name][0]
+        assert [before[one] for one in ("optimizer", "lr_scheduler", "train_dataloader")] == [
+            *[None] * 3
+        ]
+    trainer.train()
+    trainer.predict(trainer.eval_dataset)
+    assert set(listener.heard) == set(EVENTS)
+    for name, told in listener.heard.items():
+        for kwargs in told:
+            assert CONTEXT | MORE.get(name, set()) <= set(kwargs)
+    for name in ("on_prediction_step", "on_evaluate", "on_predict"):
+        assert len(list(listener.heard[name][-1]["eval_dataloader"])) == 1
+    ended = listener.heard["on_train_end"][0]
+    assert ended["optimizer"] is trainer.optimizer
+    assert ended["train_dataloader"] is not None
+
+
+def test_a_callback_that_changes_its_logs_changes_no_history(tmp_path, repository):
+    class Pops(TrainerCallback):
+        def on_log(self, args, state, control, /, **kwargs):
+            kwargs["logs"].clear()
+
+    trainer = make_trainer(tmp_path, callbacks=[Pops], max_steps=3)
+    trainer.train()
+    assert "grad_norm" in trainer.state.log_history[0]
+
+
+def test_an_overridden_log_of_the_field_is_called(tmp_path, repository):
+    said = []
+
+    class Own(type(make_trainer(tmp_path))):
+        def log(self, logs, start_time=None):
+            said.append(dict(logs))
+            super().log({**logs, "mine": 1}, start_time)
+
+    trainer = make_trainer(tmp_path, kind=Own, max_steps=3)
+    trainer.train()
+    assert all("mine" in one for one in trainer.state.log_history)
+    assert len(said) == len(trainer.state.log_history) == 2
+
+
+def test_flags_are_cleared_and_exported_as_the_field_does():
+    control = TrainerControl(*[True] * 5)
+    control._new_step()
+    control._new_epoch()
+    assert control == TrainerControl(should_training_stop=True)
+    assert control.state() == {
+        "args": {
+            "should_training_stop": True,
+            "should_epoch_stop": False,
+            "should_save": False,
+            "should_evaluate": False,
+            "should_log": False,
+        },
+        "attributes": {},
+    }
+    assert TrainerControl.from_state(control.state()) == control
+    control._new_training()
+    assert control == TrainerControl()
+
+
+def test_flags_are_exported_as_transformers_does():
+    theirs = pytest.importorskip("transformers").TrainerControl(should_save=True)
+    assert TrainerControl.from_state(theirs.state()).state() == theirs.state()
+
+
+def lives(folder, callback, deaths):
+    """Train with Transformers' early stopping through deaths; return the last trainer."""
+    for death in [*deaths, None]:
+        trainer = make_trainer(
+            folder,
+            callbacks=[callback(), *([DieAfter(death)] if death else [])],
+            eval_size=8,
+            max_steps=40,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_steps=2,
+            metric_for_best_model="loss",
+            load_best_model_at_end=True,
+        )
+        if death:
+            with pytest.raises(Dies):
+                trainer.train()
+        else:
+            trainer.train()
+    return trainer
+
+
+def test_early_stopping_of_transformers_ends_where_an_unbroken_run_does(tmp_path):
+    theirs = pytest.importorskip("transformers").EarlyStoppingCallback
+
+    def stopping():
+        # Nothing gets better by that much.
+        return theirs(4, early_stopping_threshold=1000.0)
+
+    assert lives(tmp_path / "one", stopping, []).state.global_step == 10
+    broken = lives(tmp_path / "two", stopping, [5, 9])
+    assert broken.state.global_step == 10
+    shown = broken.state.stateful_callbacks["EarlyStoppingCallback"]
+    assert shown["args"]["early_stopping_patience"] == 4
+    assert shown["attributes"] == {"early_stopping_patience_counter": 4}
