@@ -44,7 +44,7 @@ def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
         # What the loop itself would do, which is at its limit of size.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(told)  # noqa: SLF001
-        trainer._save(run)  # noqa: SLF001
+        trainer._save_step(run)  # noqa: SLF001
 
 
 def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:

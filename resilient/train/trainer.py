@@ -125,7 +125,7 @@ class Trainer(TrainerBase):
             with going_back(self, run):
                 self._train_epoch(run)
         if self.args.save_strategy != "no":
-            self._save(run)
+            self._save_step(run)
         run.saver.wait()
         if self.args.load_best_model_at_end:
             run.saver.load_best()
@@ -239,7 +239,7 @@ class Trainer(TrainerBase):
         if run.leaves is not None and not self._is_done:
             run.leaves.start(self, run)
         if self.args.eval_on_start and not self.state.global_step:
-            self._evaluate(run)
+            self._evaluate_step(run)
         if self.control.should_evaluate:
             self._log_evaluate_save(run)  # the last life was stopped in it
 
@@ -256,14 +256,14 @@ class Trainer(TrainerBase):
             run.saver.before_update()
             run.strategy.align(run.model)
             with self.session.pulse.during(Phase.EVALUATING):
-                metrics = self._evaluate(run)
+                metrics = self._evaluate_step(run)
             schedules.step_after_evaluation(run.scheduler, self.args, metrics)
             self._judge(run, metrics)
         if control.should_save:
             control.should_save = False
-            self._save(run)
+            self._save_step(run)
 
-    def _evaluate(self, run: Run) -> dict[str, Any]:
+    def _evaluate_step(self, run: Run) -> dict[str, Any]:
         metrics = self._evaluate_unless_stopped(run.gate, self._ignore_keys_for_eval)
         return self._leave(run) if metrics is None else metrics
 
@@ -273,7 +273,7 @@ class Trainer(TrainerBase):
             run.saver.found_best()
             self.control.should_save |= self.args.save_strategy == "best"
 
-    def _save(self, run: Run) -> None:
+    def _save_step(self, run: Run) -> None:
         run.strategy.align(run.model)
         run.settle_counts()
         self.state.stateful_callbacks = shown_states(self.callback_handler)
@@ -283,7 +283,7 @@ class Trainer(TrainerBase):
             self.callback_handler.fire("on_save")
 
     def _leave(self, run: Run) -> NoReturn:
-        run.leave(self.state.global_step, partial(self._save, run), self._tell)
+        run.leave(self.state.global_step, partial(self._save_step, run), self._tell)
 
     @property
     def _is_done(self) -> bool:

@@ -10,6 +10,13 @@ CALLBACKS = "tests/unit/train/test_callback_contract.py"
 
 MUTANTS = [
     Mutant(
+        "an override that nothing calls is passed over without a word",
+        "resilient/train/surface/base.py",
+        "        require_called(cls)\n",
+        "",
+        "tests/unit/train/test_overridden.py",
+    ),
+    Mutant(
         "a train loader of the script's own is taken as it is",
         "resilient/train/assembly.py",
         "    loader = resumable_loader(hooks.args, made, sampler)\n",

@@ -27,6 +27,7 @@ from resilient.train.settings import own_arguments, settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.surface import searching
 from resilient.train.surface.predicting import TrainerPrediction
+from resilient.train.surface.theirs import require_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +50,12 @@ class TrainerBase(TrainerPrediction):
     hp_name: Callable[[Any], str] | None = None
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Remember what a trainer is made with: a search makes others like it."""
+        """Remember what a trainer is made with: a search makes others like it.
+
+        Raises:
+            ConfigError: it overrides what only Transformers' trainer calls.
+        """
+        require_called(cls)
         made = super().__new__(cls)
         made.made_with = searching.by_name(cls.__init__, TrainerBase.__init__, given, named)
         return made
@@ -77,8 +83,8 @@ class TrainerBase(TrainerPrediction):
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
         # Ranks draw different dropout masks; replicas begin as rank 0's all the same.
-        is_theirs = self.args.random_numbers == "transformers"
-        set_seed(self.args.seed + (0 if is_theirs else self.session.data_world.rank))
+        alike = self.args.random_numbers == "transformers"
+        set_seed(self.args.seed + (0 if alike else self.session.data_world.rank))
         settle_process(self.args, self.session.device)
         self.model_init = model_init
         model = searching.first_model(model, model_init)
@@ -105,10 +111,8 @@ class TrainerBase(TrainerPrediction):
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
-            "model": self.model,
-            "processing_class": self.processing_class,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
+            **{"model": self.model, "processing_class": self.processing_class},
+            **{"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler},
             "emit": self._emit,
         }
         self.registered: dict[str, Part] = {}
