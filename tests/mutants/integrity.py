@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BITS = "tests/unit/vault/test_every_bit.py -k every_flipped_bit"
+BESIDE = "tests/unit/vault/test_every_bit_beside.py"
 SIGNING = "tests/unit/vault/test_signing.py tests/unit/vault/test_signing_keys.py"
 BOUNDS = "tests/unit/vault/test_bounds.py"
 DEEP = "tests/unit/vault/test_deep.py"
@@ -45,6 +46,27 @@ MUTANTS = [
         "    if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:\n",
         "    if root_digest(canonical(body)) != claimed:\n",
         "tests/unit/vault/test_every_bit.py -k right_one",
+    ),
+    Mutant(
+        "nobody looks at the second copy of a manifest",
+        "resilient/vault/health/verify.py",
+        '    problem = copy_problem(store, checkpoint, level) if manifest.parity else ""\n',
+        '    problem = ""\n',
+        BESIDE,
+    ),
+    Mutant(
+        "a copy of a manifest is there or not, whatever it says",
+        "resilient/vault/health/verify.py",
+        '        if level == "quick":\n            store.stat(checkpoint.copy_key)',
+        "        if True:\n            store.stat(checkpoint.copy_key)",
+        BESIDE,
+    ),
+    Mutant(
+        "the seal of a segment is not looked at",
+        "resilient/vault/ledger/segments.py",
+        "    return fetch(store, key, lambda data: decode_segment(data, key), DOCUMENT_BYTES_MAX)\n",
+        "    return read_altered(store, key)\n",
+        BESIDE,
     ),
     Mutant(
         "any mac will do",

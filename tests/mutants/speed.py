@@ -218,4 +218,12 @@ MUTANTS = [
         "mapped.madvise(mmap.MADV_NORMAL)",
         "tests/unit/storage/test_staging_memory.py",
     ),
+    Mutant(
+        "each save is staged in memory of its own, and what there was is held",
+        "resilient/storage/memory.py",
+        "        if held is None or len(held) < size_bytes:\n"
+        "            held = self._held[name] = private(size_bytes)\n",
+        '        held = self._held[f"{name} {len(self._held)}"] = private(size_bytes)\n',
+        "tests/gang/test_field_bugs_elastic.py -k 104143",
+    ),
 ]

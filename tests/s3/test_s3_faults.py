@@ -240,11 +240,16 @@ print((peak() - before) // 1024)
 """
 
 
+# MiB above the object. Python's client holds each part twice while it is signed.
+PUT_MIB_MAX = {"obstore": 64, "s3fs": 2 * 8 * 4 + 128}
+GET_MIB_MAX = {"obstore": 2 * 256 + 64, "s3fs": 2 * 256 + 8 * 16}
+
+
 def test_memory_stays_bounded_however_large_the_object(bucket, client, record_property):
     """A put holds its parts in flight and no copy of the object; a get what it returns, twice."""
     import json
 
-    options = json.dumps(bucket.options(client))
+    options = json.dumps(bucket.options(client, parts_in_flight=4))
     used = {}
     for verb in ("put", "get"):
         ended = subprocess.run(
@@ -258,6 +263,5 @@ def test_memory_stays_bounded_however_large_the_object(bucket, client, record_pr
         used[verb] = int(ended.stdout)
     record_property("peak_mib", used)
     sys.stdout.write(f"{client}: {used} MiB above the object\n")
-    # Python's client holds each part twice while it is signed.
-    assert used["put"] < 2 * 8 * 16 + 64
-    assert used["get"] < 2 * 256 + 8 * 16
+    assert used["put"] < PUT_MIB_MAX[client], "less than the object"
+    assert used["get"] < GET_MIB_MAX[client]

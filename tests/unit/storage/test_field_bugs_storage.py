@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from manifests import begin, save
 
+from resilient.errors import KeyNotFound
 from resilient.format.names import CheckpointId
 from resilient.storage.fs import FsspecStore
 from resilient.storage.local import LocalStore
@@ -54,21 +56,55 @@ def test_pt_116198_an_object_store_is_spoken_to_by_urls_and_no_path_is_made_here
     assert list(tmp_path.iterdir()) == []
 
 
+class Asked(BaseHTTPRequestHandler):
+    """Answers that nothing is there, and keeps what was asked for and of which host."""
+
+    def answer(self):
+        self.server.asked.append((self.headers["Host"], self.path))
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = answer  # noqa: N815 - the field's names
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def asked():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_s3_connector_295_a_bucket_with_dots_is_a_bucket(client):
+def test_s3_connector_295_a_bucket_with_dots_is_a_bucket(asked, client):
     """With a name of the host's form, TLS would not match; so the name goes into the path."""
     pytest.importorskip(client)
+    host = f"localhost:{asked.server_port}"
     store = open_store(
         "s3://my.bucket.name/runs/gpt2",
+        within_seconds=0,
         storage_options={
             "client": client,
-            "endpoint": "http://127.0.0.1:9",
+            "endpoint": f"http://{host}",
             "key": "a",
             "secret": "b",
             "region": "us-east-1",
         },
     )
-    assert store.url == "s3://my.bucket.name/runs/gpt2"
+    with pytest.raises(KeyNotFound):
+        store.get("tags/a.json")
+    assert (host, "/my.bucket.name/runs/gpt2/tags/a.json") in asked.asked
+    # One of the clients looks for a folder of that name as well.
+    hosts, paths = zip(*asked.asked, strict=True)
+    assert set(hosts) == {host}
+    assert all(path.partition("?")[0].split("/")[1] == "my.bucket.name" for path in paths)
 
 
 def test_olmo_894_nodes_that_make_the_same_folders_at_once_do_not_hurt_each_other(tmp_path):
