@@ -91,8 +91,7 @@ class TrainerBase(TrainerPrediction):
         settle_model(self.args, model)
         decide_parallelism(self.args, self.session, model)
         self.model = self.model_wrapped = model.to(self.session.device)
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_of(processing_class, tokenizer)
         self.data_collator = data_collator or collator_for(self.processing_class)
         self.compute_loss_func = compute_loss_func
@@ -111,8 +110,10 @@ class TrainerBase(TrainerPrediction):
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
-            **{"model": self.model, "processing_class": self.processing_class},
-            **{"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler},
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
             "emit": self._emit,
         }
         self.registered: dict[str, Part] = {}
