@@ -26,6 +26,7 @@ from resilient.train.session import open_session
 from resilient.train.settings import own_arguments, settle_model, settle_process
 from resilient.train.state import TrainerControl, TrainerState
 from resilient.train.surface import searching
+from resilient.train.surface.asking import AskingMethods
 from resilient.train.surface.predicting import TrainerPrediction
 from resilient.train.surface.theirs import require_called
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from resilient.train.search.study import BestRun, Study
 
 
-class TrainerBase(TrainerPrediction):
+class TrainerBase(AskingMethods, TrainerPrediction):
     """Everything of a trainer but ``train``; see :class:`resilient.Trainer` for the arguments."""
 
     made_with: Mapping[str, Any]
@@ -183,14 +184,6 @@ class TrainerBase(TrainerPrediction):
         if name in self.registered:
             raise ConfigError(f"a part named `{name}` is registered already")
         self.registered[name] = Part(stateful, scope)
-
-    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call one more callback, after the others."""
-        self.callback_handler.add_callback(callback)
-
-    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return a callback, given itself or its class; None if there is none."""
-        return self.callback_handler.pop_callback(callback)
 
     def save_model(
         self,
