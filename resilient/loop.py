@@ -239,7 +239,7 @@ class Checkpointer:
         """Wait for the save in flight and let go of the repository. Collective.
 
         Leaving the ``with`` block does the same, and so does the end of the process, but that
-        can only print what went wrong.
+        can only print what went wrong, and comes too late for a near tier and for s3fs.
 
         Crash: as in ``save``.
 
