@@ -48,8 +48,8 @@ def test_the_grace_of_the_agent_counts_and_not_that_of_the_script(tmp_path):
 
 
 def test_work_that_was_lost_at_the_deadline_is_not_reported_as_saved(tmp_path):
-    options = ("--steps", "100000", "--pause", "6", "--grace", "1")
-    with Job(tmp_path, *options, launch=("--grace", "3")) as job:
+    options = ("--steps", "100000", "--pause", "16", "--grace", "1")
+    with Job(tmp_path, *options, launch=("--grace", "10")) as job:
         job.wait_for_step(1)
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 143, job.said()

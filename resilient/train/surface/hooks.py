@@ -105,20 +105,17 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
             ConfigError: there is no dataset.
         """
         dataset, collate = self._pruned(self.train_dataset)
+        world, sampler = self.session.data_world, self.train_sampler
+        # A rank may have a sampler that has nothing for it, and is empty.
         if is_stream(dataset):
-            world = self.session.data_world
-            sampler = self.train_sampler or ResumableSampler(
-                *place_in_stream(self.args, world), world.rank
-            )
+            if sampler is None:
+                sampler = ResumableSampler(*place_in_stream(self.args, world), world.rank)
             return stream_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
         size = require_map_style(dataset, "train_dataset")
-        world = self.session.data_world
-        sampler = self.train_sampler or sampler_for(
-            self.args,
-            world,
-            Cursor(size, self.args.order_seed),
-            deal_for(self.args, seats_of(self.args, world), size),
-        )
+        if sampler is None:
+            cursor = Cursor(size, self.args.order_seed)
+            deal = deal_for(self.args, seats_of(self.args, world), size)
+            sampler = sampler_for(self.args, world, cursor, deal)
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:

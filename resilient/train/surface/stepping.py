@@ -233,7 +233,8 @@ class LossHooks:
     @property
     def data_ranks(self) -> int:
         """How many ranks train on samples of their own."""
-        return self.train_sampler.deal.ranks if self.train_sampler else self.session.world.size
+        sampler = self.train_sampler
+        return self.session.world.size if sampler is None else sampler.deal.ranks
 
     def _used_columns(self, inputs: Any) -> Any:
         """Return what the model's forward takes; tell once what it does not."""
