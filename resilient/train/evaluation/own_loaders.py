@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,8 @@ class SeenShare(Share):
 
     def of(self, rank: int) -> list[list[int]]:
         """Return the places of their samples, batch by batch, in the order that they came in."""
-        ends = [sum(self.sizes[: nth + 1]) for nth in self.turns(rank)]
+        total = list(accumulate(self.sizes))
+        ends = [total[nth] for nth in self.turns(rank)]
         return [list(range(end - size, end)) for end, size in zip(ends, self.sizes, strict=True)]
 
     def counts(self, nth: int) -> bool:
