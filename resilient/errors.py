@@ -39,7 +39,7 @@ from __future__ import annotations
 
 
 class ResilientError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """An error of this library that has no class of its own, and the base of those that have."""
 
     exit_code = 1
     code = "RES-ERROR"

@@ -7,6 +7,7 @@ text and exit codes.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -14,23 +15,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.completion import completion_init
 from typer.core import TyperGroup
 
 from resilient.errors import ResilientError
+from resilient.exit_codes import EXIT_CODES, UNKNOWN
 from resilient_cli.render import Format, Output, show_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 EXIT_INTERRUPTED = 130
+PROGRAM = "resilient"
+COMPLETE_VARIABLE = "_RESILIENT_COMPLETE"
 
-_HELP = """Train PyTorch models to the end on machines that will fail, bit for bit.
+_CODES = ", ".join(
+    f"{one.number} {one.brief}" for one in EXIT_CODES if one.number < EXIT_INTERRUPTED
+)
+_HELP = f"""Train PyTorch models to the end on machines that will fail, bit for bit.
 
 stdout is only the answer; messages go to stderr. Exit codes are the same for all commands:
-0 done, 1 the answer is no, 2 wrong usage, 3 no intact checkpoint is left, 65 incompatible
-checkpoint, 66 not found, 69 storage or peers unreachable, 70 crash loop, 73 not durable,
-75 preempted after a durable save (requeue), 77 not allowed, 78 wrong configuration, 80 held by
-another life of the run. A new code may be added; treat an unknown one as failure.
+{_CODES}. {UNKNOWN}
 """
 
 
@@ -99,6 +104,16 @@ COMMANDS = {
         "doctor",
         "Look whether this machine and this repository are fit to train on.",
     ),
+    "help": LazyCommand(
+        "resilient_cli.commands.manual",
+        "manual",
+        "Explain exit codes, error ids, references, storage and configuration.",
+    ),
+    "completion": LazyCommand(
+        "resilient_cli.commands.completion",
+        "completion",
+        "Write the script with which a shell completes commands and checkpoints.",
+    ),
     "version": LazyCommand(
         "resilient_cli.commands.version", "version", "Show the versions of what runs."
     ),
@@ -135,7 +150,7 @@ def load(name: str) -> Any:
 def build() -> Any:
     """Return the whole command, its parts not loaded yet."""
     app = typer.Typer(
-        name="resilient",
+        name=PROGRAM,
         cls=LazyGroup,
         help=_HELP,
         no_args_is_help=True,
@@ -143,6 +158,8 @@ def build() -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    if COMPLETE_VARIABLE in os.environ:
+        completion_init()
     app.callback()(_nothing)
     for name, lazy in COMMANDS.items():
         app.command(name, help=lazy.help)(_nothing)
@@ -154,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
     try:
-        status = build().main(given, prog_name="resilient", obj=output, standalone_mode=False)
+        status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
         return _fail(error, output, error.exit_code, error.code, error.message, error.hint)
     except _PARSER_ERROR as error:

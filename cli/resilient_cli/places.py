@@ -14,6 +14,7 @@ from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
 from resilient.world.launch import read_signing_key, read_storage_options
+from resilient_cli.completing import complete_ref
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
@@ -26,6 +27,7 @@ Ref = Annotated[
         metavar="REF",
         help="latest, latest~2, step:120, checkpoint-120-g3 or a unique prefix of one.",
         show_default=False,
+        autocompletion=complete_ref,
     ),
 ]
 Place = Annotated[str | None, typer.Argument(metavar="REPO", help="URL or path of the repository.")]

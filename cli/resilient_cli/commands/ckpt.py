@@ -51,6 +51,7 @@ NOT_RESUMABLE = 1
 
 app = typer.Typer(
     help="List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -14,6 +14,7 @@ from resilient.vault.registry.generations import list_numbers
 from resilient.vault.registry.retention import Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
+from resilient_cli.completing import complete_ref
 from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
 from resilient_cli.render import Format, show
 from resilient_cli.survey import Level
@@ -30,7 +31,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The tag.", show_defau
 
 def tag(
     ctx: typer.Context,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="latest, step:120, best:loss, ...")],
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF", help="latest, step:120, best:loss, ...", autocompletion=complete_ref
+        ),
+    ],
     name: Name,
     place: Place = None,
     repo: Repo = None,

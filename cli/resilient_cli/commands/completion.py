@@ -1,0 +1,36 @@
+"""``resilient completion``: the script that teaches a shell our words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from typer.completion import get_completion_script
+
+from resilient_cli.app import COMPLETE_VARIABLE, PROGRAM
+from resilient_cli.places import output_of
+from resilient_cli.render import Answer, show
+
+
+class Shell(StrEnum):
+    """Shells that can complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    PWSH = "pwsh"
+
+
+def completion(
+    ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="Whose script to write.")]
+) -> None:
+    """Write the completion script of a shell to stdout.
+
+    Example: source <(resilient completion bash)
+    """
+    script = get_completion_script(
+        prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, shell=shell.value
+    )
+    document = {"shell": shell.value, "script": script}
+    show(Answer("completion", "script", document, (script,)), output_of(ctx))

@@ -1,0 +1,77 @@
+"""``resilient help``: exit codes, errors by their ids, references, storage, configuration."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated
+
+import typer
+
+from resilient.errors import UsageError
+from resilient.exit_codes import EXIT_CODES
+from resilient_cli.app import COMMANDS, main
+from resilient_cli.manual.topics import CONFIG, REFS, STORAGE
+from resilient_cli.places import output_of
+from resilient_cli.render import Answer, show
+from resilient_cli.views.manual import (
+    all_errors,
+    contents,
+    errors,
+    exit_codes,
+    one_code,
+    one_error,
+    topic,
+)
+
+PAGES = {"refs": REFS, "storage": STORAGE, "config": CONFIG}
+TOPICS = {
+    "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
+    "errors": "every error id; `resilient help RES-...` explains one",
+    "refs": "how a checkpoint is named",
+    "storage": "which URLs there are, and what they can do",
+    "config": "environment variables, and where arguments come from",
+}
+
+
+def manual(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TOPIC]", help="A topic, a command, an exit code, or the id of an error."
+        ),
+    ] = None,
+) -> int:
+    """Explain a topic, a command or the id of an error.
+
+    Example: resilient help RES-STORE-EXCL
+    """
+    name, *rest = words or [""]
+    if name in COMMANDS:
+        return main([name, *rest, "--help"])
+    if rest:
+        raise UsageError(f"one topic at a time: `{name}`, `{rest[0]}`", hint="resilient help")
+    found = {"": _contents, "exit-codes": exit_codes, "errors": all_errors}.get(name.lower())
+    output = output_of(ctx)
+    if found:
+        show(found(), output)
+    elif name.lower() in PAGES:
+        show(topic(name.lower(), PAGES[name.lower()]), output)
+    elif name in {str(one.number) for one in EXIT_CODES}:
+        show(one_code(int(name)), output)
+    elif name.upper() in errors():
+        show(one_error(name.upper()), output)
+    else:
+        raise UsageError(f"no help on `{name}`", hint=_nearest(name))
+    return 0
+
+
+def _contents() -> Answer:
+    return contents({name: lazy.help for name, lazy in COMMANDS.items()}, TOPICS)
+
+
+def _nearest(name: str) -> str:
+    known = [*TOPICS, *COMMANDS, *errors()]
+    by_fold = {one.lower(): one for one in known}
+    close = get_close_matches(name.lower(), by_fold, n=1)
+    return f"resilient help {by_fold[close[0]]}" if close else "resilient help"

@@ -1,0 +1,1 @@
+"""What ``resilient help`` knows: errors, exit codes, references, storage, configuration."""

@@ -1,0 +1,207 @@
+"""What each error id means, what is safe when it comes, and what to do next.
+
+The sentences of the error itself name the case at hand; these are the lines behind them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The longer answer to one ``RES-`` id.
+
+    Attributes:
+        cause: what usually brings it about.
+        safe: what was not touched or not lost.
+        remedies: what to do, the likeliest first; commands where there are any.
+    """
+
+    cause: str
+    safe: str
+    remedies: tuple[str, ...]
+
+
+_NOTHING = "Nothing was written or deleted."
+_OLDER = "Checkpoints that were committed before are untouched."
+_LS = "resilient ckpt ls REPO"
+_DOCTOR = "resilient doctor --repo REPO"
+_SAME = "start the same command again: it resumes from the newest whole checkpoint"
+
+EXPLANATIONS = {
+    "RES-ERROR": Explanation(
+        "Something failed that has no id of its own, or the program has a bug.",
+        _OLDER,
+        ("run the same command with --debug for the traceback",),
+    ),
+    "RES-CONFIG": Explanation(
+        "A setting is missing, unknown, of the wrong kind, or contradicts another. The message "
+        "names it and where it came from.",
+        _NOTHING,
+        ("mend the setting that the message names", "resilient train --dry-run ..."),
+    ),
+    "RES-USAGE": Explanation(
+        "The command line has an option or an argument that the command does not know.",
+        _NOTHING,
+        ("resilient COMMAND --help",),
+    ),
+    "RES-STORE": Explanation(
+        "The storage refused something and gave a reason that is no other id's.",
+        _OLDER,
+        (_DOCTOR, "run the same command with --debug for what the storage said"),
+    ),
+    "RES-STORE-404": Explanation(
+        "An object that was asked for by name is not in the store: another process deleted it, "
+        "or the name is wrong.",
+        _NOTHING,
+        (_LS, "resilient ckpt verify --all REPO"),
+    ),
+    "RES-STORE-412": Explanation(
+        "An object was to be created and must not exist, and it does: two processes wanted the "
+        "same name. This is how lives of a run keep out of each other's way.",
+        "What was there is as it was.",
+        (_LS, "end the other process, or use another repository"),
+    ),
+    "RES-STORE-503": Explanation(
+        "The store did not answer, throttled, or the network to it is down. It was tried again "
+        "until the deadline.",
+        "Nothing counts as written before the store said so.",
+        (_DOCTOR, "start the same command again later"),
+    ),
+    "RES-STORE-507": Explanation(
+        "The disk or the quota of the store is full.",
+        _OLDER,
+        (
+            "make space, then start the same command again",
+            "resilient ckpt prune REPO --keep-last 3 --dry-run",
+        ),
+    ),
+    "RES-STORE-403": Explanation(
+        "Credentials are missing, expired or too weak, or the mode bits or a read-only mount "
+        "forbid it.",
+        _NOTHING,
+        ("renew the credentials in RESILIENT_STORAGE_OPTIONS or the environment", _DOCTOR),
+    ),
+    "RES-STORE-EXCL": Explanation(
+        "The store cannot create an object only if it is absent, so it cannot stop two jobs "
+        "from writing to one repository.",
+        _NOTHING,
+        (
+            "use a store that can: resilient help storage",
+            "promise by --single-writer that no second job writes there",
+        ),
+    ),
+    "RES-REPO-404": Explanation(
+        "No run ever began at this URL. Often the URL is misspelled, or the credentials see "
+        "another account.",
+        _NOTHING,
+        ("look at the URL", _DOCTOR),
+    ),
+    "RES-RESUME-NONE": Explanation(
+        "The repository has no checkpoint that the reference names.",
+        _NOTHING,
+        (_LS, "resilient help refs"),
+    ),
+    "RES-SCRIPT-404": Explanation(
+        "The script to train with is not a file, or the module cannot be found.",
+        _NOTHING,
+        ("look at the path; it is read from the folder that the command is started in",),
+    ),
+    "RES-CKPT-DAMAGED": Explanation(
+        "Bytes are not what was committed: a bit flipped, a file is short, missing or replaced. "
+        "The message names file and tensor.",
+        "Damaged bytes were not handed on. Older checkpoints are tried by `train` on its own.",
+        (
+            "resilient ckpt verify --all REPO",
+            "resilient ckpt repair REF REPO",
+            "resilient ckpt repair REF REPO --from COPY",
+        ),
+    ),
+    "RES-CKPT-SIGNATURE": Explanation(
+        "A signature is required, and the checkpoint has none, or one by another key.",
+        "Nothing of it was used.",
+        (
+            "resilient ckpt verify --require-signature REF REPO",
+            "resilient ckpt sign REF REPO, when you trust it",
+        ),
+    ),
+    "RES-CKPT-NONE-INTACT": Explanation(
+        "Checkpoints were committed, and none of them can be read whole. Training does not begin "
+        "from scratch on its own: that would hide the loss.",
+        "Everything is as it was found.",
+        (
+            "resilient ckpt verify --all REPO",
+            "resilient ckpt repair latest REPO",
+            "resilient train --resume never ..., to begin again on purpose",
+        ),
+    ),
+    "RES-CKPT-INCOMPATIBLE": Explanation(
+        "The checkpoint is whole, but the model, the optimizer, the arguments or the version of "
+        "the format differ from what wants to read it. The message names the first difference.",
+        _NOTHING,
+        ("resilient ckpt inspect REF REPO --tensors", "use the code that wrote it"),
+    ),
+    "RES-CKPT-LAYOUT": Explanation(
+        "What lies there is no checkpoint of any tool that is known.",
+        _NOTHING,
+        ("look at the path: name the folder of one checkpoint, or of the repository",),
+    ),
+    "RES-STATE-UNSAVABLE": Explanation(
+        "A state dict holds a value that only pickle could save. Checkpoints hold tensors and "
+        "JSON, so that reading one never runs code.",
+        _OLDER,
+        ("give the object a state_dict of tensors, numbers, texts, lists and dicts",),
+    ),
+    "RES-SAVE-FAILED": Explanation(
+        "A checkpoint could not be made durable.",
+        _OLDER,
+        ("resilient doctor --repo REPO, for space and rights", _SAME),
+    ),
+    "RES-SAVE-PEER": Explanation(
+        "Another rank ended or went silent while a checkpoint was being saved, so it was not "
+        "committed: half of one is worth nothing.",
+        _OLDER,
+        ("look for the first failure in the report of the launcher", _SAME),
+    ),
+    "RES-FENCED": Explanation(
+        "A newer life of this run exists; this process is one that everybody thought dead, or a "
+        "second job was started on the repository.",
+        "The newer life's work is untouched, and this one writes nothing more.",
+        (_LS, "end one of the two jobs"),
+    ),
+    "RES-PEER": Explanation(
+        "Another rank could not do its part. The message names the rank that failed first.",
+        _OLDER,
+        ("look at that rank's own error", _SAME),
+    ),
+    "RES-DEADLINE": Explanation(
+        "Something did not happen in time: a rank hangs, a store is slow, or the time is short "
+        "for this machine.",
+        _OLDER,
+        ("raise the option that the message names, when it was only slow", _SAME),
+    ),
+    "RES-CRASH-LOOP": Explanation(
+        "The run failed again and again without a new checkpoint, so starting it once more would "
+        "not help.",
+        _OLDER,
+        ("look at the first failure in the report above", "resilient report RUN"),
+    ),
+    "RES-NUMBERS": Explanation(
+        "The loss became NaN, infinite or far from what it was, and going back and leaving out "
+        "data did not help.",
+        _OLDER,
+        ("lower the learning rate, or clip gradients", "resilient ckpt ls REPO"),
+    ),
+    "RES-WORKER": Explanation(
+        "A worker of the launcher ended with an error of the script. The report names rank, exit "
+        "code or signal, and the traceback.",
+        _OLDER,
+        ("mend what the traceback names", _SAME),
+    ),
+    "RES-PREEMPTED": Explanation(
+        "The job was asked to stop, saved the agreed step, and ended in good order.",
+        "Everything up to that step is durable.",
+        (_SAME,),
+    ),
+}
