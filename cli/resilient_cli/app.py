@@ -104,6 +104,11 @@ COMMANDS = {
         "doctor",
         "Look whether this machine and this repository are fit to train on.",
     ),
+    "config": LazyCommand(
+        "resilient_cli.commands.config",
+        "app",
+        "Show, check and describe the arguments of a run.",
+    ),
     "help": LazyCommand(
         "resilient_cli.commands.manual",
         "manual",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BYTES_MAX = 1 << 20
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
             table of keys and values.
     """
     file = Path(path).expanduser()
-    formats = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml, ".json": _json}
+    formats = dict(zip(SUFFIXES, (_toml, _yaml, _yaml, _json), strict=True))
     if file.suffix.lower() not in formats:
         raise ConfigError(f"`{path}` is no file of arguments: name it .toml, .yaml or .json")
     try:
