@@ -20,9 +20,16 @@ import resilient.errors
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "resilient").rglob("*.py"))
-COMMAND_LINE = sorted((ROOT / "cli" / "resilient_cli").rglob("*.py"))
+TEMPLATES = ROOT / "cli" / "resilient_cli" / "templates"  # scripts of users, who may print
+COMMAND_LINE = sorted(
+    one for one in (ROOT / "cli" / "resilient_cli").rglob("*.py") if one.parent != TEMPLATES
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-OTHERS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+OTHERS = sorted(
+    path
+    for one in (ROOT / "benchmarks", ROOT / "examples", TEMPLATES)
+    for path in one.rglob("*.py")
+)
 OURS = [*LIBRARY, *COMMAND_LINE]
 EVERYTHING = [*OURS, *TESTS, *OTHERS]
 

@@ -1,8 +1,7 @@
 """The program `resilient`: its commands, its global options, its edge.
 
-Commands are named in a table and imported when they are called, so that ``--help`` and
-``ckpt`` never pay for torch. The edge, :func:`main`, is the one place where errors become
-text and exit codes.
+Commands are imported when they are called, so that ``--help`` and ``ckpt`` never pay for torch.
+The edge, :func:`main`, is the one place where errors become text and exit codes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +19,10 @@ from typer.core import TyperGroup
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODES, UNKNOWN
 from resilient_cli.render import Format, Output, show_error
+from resilient_cli.tree import COMMANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 EXIT_INTERRUPTED = 130
 PROGRAM = "resilient"
@@ -38,91 +37,6 @@ stdout is only the answer; messages go to stderr. Exit codes are the same for al
 {_CODES}. {UNKNOWN}
 """
 
-
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """Where a command lives, and what ``--help`` says of it without importing it."""
-
-    module: str
-    attribute: str
-    help: str
-    context_settings: Mapping[str, Any] = field(default_factory=dict)
-    foreign: Mapping[str, str] = field(default_factory=dict)
-    """Options that users of torchrun try, and what to do instead."""
-
-
-_LOGS = "resilient train ... 2>&1 | tee train.log (--events FOLDER keeps events of all ranks)"
-_LEAVE_OUT = "resilient train --help (leave the option out)"
-
-COMMANDS = {
-    "train": LazyCommand(
-        "resilient_cli.commands.train",
-        "train",
-        "Run a training script, supervise it and resume it.",
-        # Options after the script belong to the script.
-        {
-            "allow_interspersed_args": False,
-            # torchrun knows both spellings of each option.
-            "token_normalize_func": lambda name: name.replace("_", "-"),
-        },
-        {
-            **dict.fromkeys(("-t", "--tee", "--redirects", "--log-dir", "--logs-specs"), _LOGS),
-            **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
-            "--local-ranks-filter": _LOGS,
-            **dict.fromkeys(("--role", "--start-method", "--event-log-handler"), _LEAVE_OUT),
-            **dict.fromkeys(("--no-python", "--run-path", "--virtual-local-rank"), _LEAVE_OUT),
-            **dict.fromkeys(("--numa-binding", "--signals-to-handle"), _LEAVE_OUT),
-        },
-    ),
-    "ckpt": LazyCommand(
-        "resilient_cli.commands.ckpt",
-        "app",
-        "List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
-    ),
-    "audit": LazyCommand(
-        "resilient_cli.commands.audit",
-        "audit",
-        "Prove that no sample was lost or trained twice.",
-    ),
-    "status": LazyCommand(
-        "resilient_cli.commands.report",
-        "status",
-        "Say where a run is: its step, its speed, what is durable, what is at risk.",
-    ),
-    "report": LazyCommand(
-        "resilient_cli.commands.report",
-        "report",
-        "Say where the wall clock of a run went, as text or as a page.",
-    ),
-    "plan": LazyCommand(
-        "resilient_cli.commands.plan",
-        "plan",
-        "Say what saves cost, whether they fit a notice, and how often to save.",
-    ),
-    "doctor": LazyCommand(
-        "resilient_cli.commands.doctor",
-        "doctor",
-        "Look whether this machine and this repository are fit to train on.",
-    ),
-    "config": LazyCommand(
-        "resilient_cli.commands.config",
-        "app",
-        "Show, check and describe the arguments of a run.",
-    ),
-    "help": LazyCommand(
-        "resilient_cli.commands.manual",
-        "manual",
-        "Explain exit codes, error ids, references, storage and configuration.",
-    ),
-    "completion": LazyCommand(
-        "resilient_cli.commands.completion",
-        "completion",
-        "Write the script with which a shell completes commands and checkpoints.",
-    ),
-    "version": LazyCommand(
-        "resilient_cli.commands.version", "version", "Show the versions of what runs."
-    ),
-}
 
 # The base of what the parser raises; it changed its home between releases of Typer.
 _PARSER_ERROR: type[Exception] = next(

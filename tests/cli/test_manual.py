@@ -28,8 +28,8 @@ DOCS = Path(resilient.__file__).parents[1] / "docs"
         ("help-error-json", ("RES-CKPT-DAMAGED", "--json")),
         ("help-refs", ("refs",)),
         ("help-storage", ("storage",)),
-        ("help-config", ("config",)),
-        ("help-config-json", ("config", "--json")),
+        ("help-environment", ("environment",)),
+        ("help-environment-json", ("environment", "--json")),
         ("help-unknown", ("RES-FENCE",)),
     ],
 )

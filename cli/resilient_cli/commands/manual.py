@@ -9,10 +9,11 @@ import typer
 
 from resilient.errors import UsageError
 from resilient.exit_codes import EXIT_CODES
-from resilient_cli.app import COMMANDS, main
-from resilient_cli.manual.topics import CONFIG, REFS, STORAGE
+from resilient_cli.app import main
+from resilient_cli.manual.topics import ENVIRONMENT, REFS, STORAGE
 from resilient_cli.places import output_of
 from resilient_cli.render import Answer, show
+from resilient_cli.tree import COMMANDS
 from resilient_cli.views.manual import (
     all_errors,
     contents,
@@ -23,13 +24,13 @@ from resilient_cli.views.manual import (
     topic,
 )
 
-PAGES = {"refs": REFS, "storage": STORAGE, "config": CONFIG}
+PAGES = {"refs": REFS, "storage": STORAGE, "environment": ENVIRONMENT}
 TOPICS = {
     "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
     "errors": "every error id; `resilient help RES-...` explains one",
     "refs": "how a checkpoint is named",
     "storage": "which URLs there are, and what they can do",
-    "config": "environment variables, and where arguments come from",
+    "environment": "variables that are read, and where arguments come from",
 }
 
 

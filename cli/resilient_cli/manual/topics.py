@@ -13,7 +13,7 @@ _STORAGE = (
 _CREDENTIALS = """Credentials and endpoints: from the environment, or RESILIENT_STORAGE_OPTIONS.
   export RESILIENT_STORAGE_OPTIONS='{"endpoint": "https://s3.example"}'
 They are in no checkpoint, event or error. `resilient doctor --repo URL` tries the store out."""
-_CONFIG = (
+_ENVIRONMENT = (
     "Options of a command go before environment variables, and those before defaults. Arguments "
     "of training come from Python, from a file (TOML, YAML, JSON) or from the script's own "
     "command line; what was used is in every checkpoint, and a resume with others prints the "
@@ -58,8 +58,8 @@ STORAGE = (
     _CREDENTIALS,
 )
 
-CONFIG = (
-    _CONFIG,
+ENVIRONMENT = (
+    _ENVIRONMENT,
     Table(
         ("VARIABLE", "STANDS FOR"),
         (

@@ -1,0 +1,71 @@
+"""``resilient init``: a script that trains, to begin from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resilient.errors import ConfigError
+from resilient_cli.places import output_of
+from resilient_cli.render import Answer, show
+
+_SUFFIXES = (".py", ".toml")
+
+
+class Template(StrEnum):
+    """Whose loop the script has."""
+
+    TRAINER = "trainer"
+    PLAIN = "plain"
+    HF = "hf"
+    ACCELERATE = "accelerate"
+
+
+def init(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write.")] = Path(),
+    *,
+    template: Annotated[
+        Template,
+        typer.Option(help="Our trainer, a loop of your own, Transformers' trainer, accelerate."),
+    ] = Template.TRAINER,
+) -> None:
+    """Write a script that trains on text of this machine, to begin from. Overwrites nothing.
+
+    Example: resilient init mine --template plain
+    """
+    texts = _texts(template)
+    there = [folder / name for name in texts if (folder / name).exists()]
+    if there:
+        raise ConfigError(
+            f"`{there[0]}` is there already; nothing was written",
+            hint=f"name another folder: resilient init {folder / 'new'}",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            with (folder / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write to `{folder}`: {error.strerror}") from error
+    written = [str(folder / name) for name in texts]
+    options = f" --config {written[1]}" if len(written) > 1 else ""
+    command = f"resilient train {written[0]}{options}"
+    blocks = (*(f"wrote {one}" for one in written), f"next: {command}")
+    show(Answer("init", "init", {"written": written, "next": command}, blocks, tuple(written)),
+         output_of(ctx))  # fmt: skip
+
+
+def _texts(template: Template) -> dict[str, str]:
+    """Return the files of a template by the names that they get."""
+    source = files("resilient_cli") / "templates"
+    parts = {suffix: source / f"{template.value}{suffix}" for suffix in _SUFFIXES}
+    return {
+        f"train{suffix}": part.read_text(encoding="utf-8")
+        for suffix, part in parts.items()
+        if part.is_file()
+    }

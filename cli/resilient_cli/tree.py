@@ -1,0 +1,98 @@
+"""The commands of the program: where each lives, and what is said of it without importing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command lives, and what ``--help`` says of it without importing it."""
+
+    module: str
+    attribute: str
+    help: str
+    context_settings: Mapping[str, Any] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    """Options that users of torchrun try, and what to do instead."""
+
+
+_LOGS = "resilient train ... 2>&1 | tee train.log (--events FOLDER keeps events of all ranks)"
+_LEAVE_OUT = "resilient train --help (leave the option out)"
+
+COMMANDS = {
+    "train": LazyCommand(
+        "resilient_cli.commands.train",
+        "train",
+        "Run a training script, supervise it and resume it.",
+        # Options after the script belong to the script.
+        {
+            "allow_interspersed_args": False,
+            # torchrun knows both spellings of each option.
+            "token_normalize_func": lambda name: name.replace("_", "-"),
+        },
+        {
+            **dict.fromkeys(("-t", "--tee", "--redirects", "--log-dir", "--logs-specs"), _LOGS),
+            **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
+            "--local-ranks-filter": _LOGS,
+            **dict.fromkeys(("--role", "--start-method", "--event-log-handler"), _LEAVE_OUT),
+            **dict.fromkeys(("--no-python", "--run-path", "--virtual-local-rank"), _LEAVE_OUT),
+            **dict.fromkeys(("--numa-binding", "--signals-to-handle"), _LEAVE_OUT),
+        },
+    ),
+    "ckpt": LazyCommand(
+        "resilient_cli.commands.ckpt",
+        "app",
+        "List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
+    ),
+    "audit": LazyCommand(
+        "resilient_cli.commands.audit",
+        "audit",
+        "Prove that no sample was lost or trained twice.",
+    ),
+    "status": LazyCommand(
+        "resilient_cli.commands.report",
+        "status",
+        "Say where a run is: its step, its speed, what is durable, what is at risk.",
+    ),
+    "report": LazyCommand(
+        "resilient_cli.commands.report",
+        "report",
+        "Say where the wall clock of a run went, as text or as a page.",
+    ),
+    "plan": LazyCommand(
+        "resilient_cli.commands.plan",
+        "plan",
+        "Say what saves cost, whether they fit a notice, and how often to save.",
+    ),
+    "doctor": LazyCommand(
+        "resilient_cli.commands.doctor",
+        "doctor",
+        "Look whether this machine and this repository are fit to train on.",
+    ),
+    "init": LazyCommand(
+        "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."
+    ),
+    "config": LazyCommand(
+        "resilient_cli.commands.config",
+        "app",
+        "Show, check and describe the arguments of a run.",
+    ),
+    "help": LazyCommand(
+        "resilient_cli.commands.manual",
+        "manual",
+        "Explain exit codes, error ids, references, storage and the environment.",
+    ),
+    "completion": LazyCommand(
+        "resilient_cli.commands.completion",
+        "completion",
+        "Write the script with which a shell completes commands and checkpoints.",
+    ),
+    "version": LazyCommand(
+        "resilient_cli.commands.version", "version", "Show the versions of what runs."
+    ),
+}
