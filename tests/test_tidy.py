@@ -326,13 +326,6 @@ def test_the_drawing_of_the_errors_is_the_tree_of_the_errors():
     assert sorted(drawn) == sorted((one.__name__, str(one.exit_code), one.code) for one in ours)
 
 
-def test_the_help_of_the_program_names_every_exit_code():
-    from resilient_cli import app
-
-    stated = {int(code) for code in re.findall(r"\b\d+\b", app.__dict__["_HELP"])}
-    assert {one.exit_code for one in all_errors(resilient.errors.ResilientError)} <= stated
-
-
 def test_what_must_not_load_torch_does_not():
     names = [module_of(path) for path in OURS]
     names = [name for name in names if name.startswith(TORCH_FREE)]
