@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _GAP = "  "
 _KIBI = 1024
 _STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
+_STYLES |= {"danger": "31;1", "note": "2"}
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]+@")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,13 +110,43 @@ def read_pickle(
     if stream.getbuffer().nbytes > BYTES_MAX:
         raise Unreadable(f"a pickle of more than {BYTES_MAX} bytes")
     machine = _Machine(rebuild)
+    _walk(machine, stream)
+    return Pickled(machine.result(), frozenset(machine.names))
+
+
+def read_names(stream: io.BytesIO) -> tuple[frozenset[Name], str]:
+    """Return what one pickle would import, and why it cannot be read to its end, or nothing.
+
+    What was named before a pickle breaks is returned too: an interpreter would have called it.
+
+    Args:
+        stream: stands before the pickle, and is left behind it.
+    """
+    machine = _Machine(lambda made: made)
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if count >= OPCODES_MAX:
-                raise Unreadable(f"a pickle of more than {OPCODES_MAX} opcodes")
-            if opcode.name == "STOP":
-                return Pickled(machine.result(), frozenset(machine.names))
-            machine.step(opcode.name, argument)
+        _walk(machine, stream)
+    except Unreadable as error:
+        return frozenset(machine.names), str(error)
+    return frozenset(machine.names), ""
+
+
+def _walk(machine: _Machine, stream: io.BytesIO) -> None:
+    """Take a machine through one pickle, to its end.
+
+    Raises:
+        Unreadable: it is broken, larger than the bounds, or uses what no checkpoint needs.
+    """
+    try:
+        with warnings.catch_warnings():
+            # An odd escape in a text is no news for whoever looks at a damaged file.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+                if count >= OPCODES_MAX:
+                    raise Unreadable(f"a pickle of more than {OPCODES_MAX} opcodes")
+                if opcode.name == "STOP":
+                    machine.result()
+                    return
+                machine.step(opcode.name, argument)
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         raise Unreadable(f"not a whole pickle ({str(error)[:120]})") from error
     raise Unreadable("a pickle without an end")

@@ -20,6 +20,7 @@ from resilient.vault.registry.generations import read_generations
 from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
+from resilient_cli.commands.scanning import scan_
 from resilient_cli.commands.signing import sign
 from resilient_cli.foreign import is_foreign, look
 from resilient_cli.listed import ListedStore
@@ -181,3 +182,4 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
 for _command in (repair, tag, untag, prune, sign, export):
     app.command()(_command)
 app.command("import")(import_)
+app.command("scan")(scan_)

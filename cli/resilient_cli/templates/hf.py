@@ -17,7 +17,7 @@ from resilient.adapters.transformers import ResilientCallback
 LENGTH = 32
 
 
-class Windows(Dataset):
+class Windows(Dataset[dict[str, torch.Tensor]]):
     """Your data: consecutive windows of a text, as bytes."""
 
     def __init__(self, text: bytes) -> None:

@@ -17,7 +17,7 @@ from resilient import Trainer, TrainingArguments
 CONTEXT = 8
 
 
-class Bytes(Dataset):
+class Bytes(Dataset[dict[str, torch.Tensor]]):
     """Your data: what it returns goes to the model's ``forward`` by name."""
 
     def __init__(self, text: bytes) -> None:

@@ -1,0 +1,96 @@
+"""Defects of the scan: harm that is not seen, or is called harmless."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TESTS = "tests/unit/layouts/test_scanning.py"
+SCANNING = "resilient/layouts/scanning.py"
+CALLABLES = "resilient/layouts/callables.py"
+
+MUTANTS = [
+    Mutant(
+        "only the first pickle of a file is looked at",
+        SCANNING,
+        "    while stream.tell() < len(data):\n",
+        "    while stream.tell() < min(1, len(data)):\n",
+        TESTS,
+    ),
+    Mutant(
+        "names before the place where a pickle breaks are forgotten",
+        "resilient/layouts/pickles.py",
+        "        return frozenset(machine.names), str(error)\n",
+        "        return frozenset(), str(error)\n",
+        TESTS,
+    ),
+    Mutant(
+        "a pickle that breaks is no finding",
+        SCANNING,
+        "            why = why or broken\n",
+        "            why = why or ''\n",
+        TESTS,
+    ),
+    Mutant(
+        "a way through attributes is taken for the name before it",
+        CALLABLES,
+        '    if "." not in attribute and _rebuilds(module, attribute):\n',
+        '    if _rebuilds(module, attribute.partition(".")[0]):\n',
+        TESTS,
+    ),
+    Mutant(
+        "all builtins rebuild data",
+        CALLABLES,
+        '        return attribute in _REBUILDS["builtins"]\n',
+        "        return True\n",
+        TESTS,
+    ),
+    Mutant(
+        "a library's lower names are its classes",
+        CALLABLES,
+        'and attribute.lstrip("_")[:1].isupper()',
+        "and attribute",
+        TESTS,
+    ),
+    Mutant(
+        "an index is not asked where it leads",
+        SCANNING,
+        "    for one in sorted(filter(_leads_out, files))",
+        "    for one in sorted(filter(str.isspace, files))",
+        TESTS,
+    ),
+    Mutant(
+        "members of a zip are called pickles by their names alone",
+        SCANNING,
+        "        if not is_pickle and not head.startswith(_PICKLE_MAGIC):\n",
+        "        if not is_pickle:\n",
+        TESTS,
+    ),
+    Mutant(
+        "slices of a distributed checkpoint are left out",
+        SCANNING,
+        "        yield from _archive(folder, file, size_bytes, start)\n",
+        "        continue\n",
+        TESTS,
+    ),
+    Mutant(
+        "links out of the folder are no danger",
+        SCANNING,
+        "    for name in listing.outside:\n",
+        "    for name in ():\n",
+        TESTS,
+    ),
+    Mutant(
+        "what a zip claims of its size is not added up",
+        SCANNING,
+        "    unpacked = sum(one.file_size for one in members)\n",
+        "    unpacked = size_bytes\n",
+        TESTS,
+    ),
+    Mutant(
+        "a warning alone ends with 0",
+        "cli/resilient_cli/commands/scanning.py",
+        "any(one.risk is not Risk.NOTE for one in found)",
+        "any(one.risk is Risk.DANGER for one in found)",
+        "tests/cli/test_scan.py",
+    ),
+]
