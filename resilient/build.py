@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.agent.facts import AgentStarted, LaunchesUnknown, ResumeInsisted, RunEnded
 from resilient.agent.keeper.memory import grant
+from resilient.agent.metrics.metrics import Metrics
+from resilient.agent.metrics.wishes import MetricsWishes
 from resilient.agent.nodes.connections import limit_silence_toward
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
@@ -84,6 +86,7 @@ class TrainOptions:
             machine, negative means no keeper.
         notice: who says that this host will be taken away; see
             :func:`resilient.agent.notices.choosing.choose_sources`.
+        metrics: where figures for Prometheus go.
     """
 
     target: str
@@ -96,6 +99,7 @@ class TrainOptions:
     wishes: Wishes = field(default_factory=Wishes)
     host_bytes_max: int = 0
     notice: str = "off"
+    metrics: MetricsWishes = field(default_factory=MetricsWishes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ def resolve(options: TrainOptions) -> Plan:
     )
 
 
-def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
+def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> ResilientAgent:
     """Return the agent of this host, connected to the rendezvous and ready to supervise.
 
     Raises:
@@ -176,7 +180,6 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
     plan = resolve(options)
     alone = "127.0.0.1" if plan.nodes_max == 1 else ""
     keeper = grant(KeeperWishes(options.host_bytes_max, alone, plan.nproc))
-    clock = SystemClock()
     spec = WorkerSpec(
         role="default",
         local_world_size=plan.nproc,
@@ -192,7 +195,7 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
         keeper=keeper,
         notes=tempfile.mkdtemp(prefix="resilient-agent-"),
     )
-    emit = _emitter(options).bind(run=plan.run_id)
+    emit = emit.bind(run=plan.run_id)
 
     is_counted = options.patience.limits.preemptions_max is not None and wishes.repo
     launches = launches_of(wishes.repo, wishes.storage_options) if is_counted else 0
@@ -208,7 +211,7 @@ def build_agent(options: TrainOptions, stops: Stops) -> ResilientAgent:
         return newest_committed(url, wishes.storage_options, within_seconds)
 
     progress = ProgressLog(ask, launches or 0)
-    return ResilientAgent(spec, wishes, options.patience, progress, clock, emit)
+    return ResilientAgent(spec, wishes, options.patience, progress, SystemClock(), emit)
 
 
 def supervise(options: TrainOptions) -> int:
@@ -221,15 +224,17 @@ def supervise(options: TrainOptions) -> int:
         ConfigError: an option is malformed or contradicts another.
         PeerFailed: the rendezvous cannot be reached.
     """
-    clock, emit, grace_seconds = SystemClock(), _emitter(options), options.patience.grace_seconds
+    clock, grace_seconds = SystemClock(), options.patience.grace_seconds
+    metrics = Metrics(options.metrics, options.wishes.events, grace_seconds, clock)
+    emit = _emitter(options, metrics)
     emit(AgentStarted())
     stops = Stops(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
     watcher = Watcher(sources, stops, clock, emit, grace_seconds)
-    with stops.listening():
+    with stops.listening(), metrics.running(emit):
         watcher.start()
         try:
-            code = _supervise(options, stops, emit)
+            code = _supervise(options, stops, emit, metrics)
         finally:
             watcher.close()
     if code in (0, Preempted.exit_code):
@@ -237,21 +242,25 @@ def supervise(options: TrainOptions) -> int:
     return code
 
 
-def _supervise(options: TrainOptions, stops: Stops, emit: Emitter) -> int:
+def _supervise(options: TrainOptions, stops: Stops, emit: Emitter, metrics: Metrics) -> int:
     try:
-        agent = build_agent(options, stops)
+        agent = build_agent(options, stops, emit)
     except StopAsked:
         reason = "stopped before anything was begun: the same command starts it"
         emit(RunEnded(Preempted.exit_code, reason))
         return Preempted.exit_code
-    return agent.supervise(stops).code
+    return agent.supervise(stops, metrics.beat).code
 
 
-def _emitter(options: TrainOptions) -> Emitter:
+def _emitter(options: TrainOptions, metrics: Metrics) -> Emitter:
     events = options.wishes.events
-    sinks = [console(), *([json_lines(Path(events) / "agent.jsonl")] if events else [])]
+    files = [json_lines(Path(events) / "agent.jsonl")] if events else []
     # Agents of several hosts, and one after the other, may share the file.
-    return Emitter(SystemClock(), tuple(sinks), {"agent": f"{socket.gethostname()}:{os.getpid()}"})
+    return Emitter(
+        SystemClock(),
+        (console(), *files, metrics.hear),
+        {"agent": f"{socket.gethostname()}:{os.getpid()}"},
+    )
 
 
 def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:

@@ -52,8 +52,8 @@ USERS_IMPORT = ("resilient.testing.",)
 # The only places that may catch whatever comes.
 CATCH_ALL = {
     "cli/resilient_cli/app.py",  # the edge: errors become text and exit codes
-    "resilient/agent/agent.py",  # the loop must outlive what its workers do
     "resilient/world/agreement.py",  # a rank's failure is shown to its peers, then raised
+    "resilient/agent/metrics/metrics.py",  # no figure is worth a run: see `_attempt`
     "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
     "resilient/agent/workers/nursery.py",  # whatever a package raises when imported: see `step`
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on

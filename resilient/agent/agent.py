@@ -10,6 +10,8 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,13 @@ if TYPE_CHECKING:
 
 _CODE_HOST_UNHEALTHY = 71
 
+Beat = Callable[[Path], None]
+_Leaving = Finish | LeaveHost | GiveUp
+
+
+def _nobody(_: Path) -> None:
+    """Hear that the agent moves, and do not care."""
+
 
 class ResilientAgent(SimpleElasticAgent):
     """Keeps the workers of this host alive, and ends with an exit code that means something.
@@ -101,20 +110,22 @@ class ResilientAgent(SimpleElasticAgent):
         self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
         self._cause = "start"
         self._number = 0
+        self._beat: Beat = _nobody
         self._stop_seconds = self._met_seconds = 0.0
         self._life: Life | None = None
         self._roster = Roster(spec.rdzv_handler, None, emit)
         self._workers: WorkerGroup | None = None
 
-    def supervise(self, stops: Stops | None = None) -> Finish | LeaveHost | GiveUp:
+    def supervise(self, stops: Stops | None = None, beat: Beat = _nobody) -> _Leaving:
         """Run the group to its end and return the decision to leave.
 
         Main thread only: it handles signals, and the workers die with the thread.
 
         Args:
             stops: one that has listened before this agent was there, and what it heard.
+            beat: called now and then while workers run, with the folder of their signs.
         """
-        self._stops = stops or self._stops
+        self._stops, self._beat = stops or self._stops, beat
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
@@ -135,7 +146,7 @@ class ResilientAgent(SimpleElasticAgent):
         is_done = isinstance(action, Finish) and action.code == 0
         return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
 
-    def _live_and_decide(self) -> Finish | LeaveHost | GiveUp:
+    def _live_and_decide(self) -> _Leaving:
         while True:
             self._number += 1
             outcome, failures = self._live()
@@ -183,8 +194,8 @@ class ResilientAgent(SimpleElasticAgent):
         self._roster = Roster(handler, group.store, self._emit)
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
-        stops, notes, tend = self._stops, self._wishes.notes, self._nursery.keep
-        attempt = self._life.attempt if self._life else ""
+        stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
+        tend = partial(_tend, self._nursery, self._beat, self._folder)
         around = Surroundings(
             stops, members, barrier, self._health, patience, clock, self._emit, tend, notes, attempt
         )
@@ -198,9 +209,8 @@ class ResilientAgent(SimpleElasticAgent):
             self._roster.tell(members.lost)
 
     def _tell_end(self, outcome: Outcome) -> None:
-        attempt = self._life.attempt if self._life else ""
-        step, took_seconds = self._health.last_step(), self._stop_seconds
-        self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, took_seconds))
+        attempt, step = _name_of(self._life), self._health.last_step()
+        self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds))
 
     def _report(self, failures: list[Failure], action: Action) -> None:
         follows = (
@@ -284,6 +294,15 @@ class ResilientAgent(SimpleElasticAgent):
             patience = self._patience.beside(has_keeper=bool(self._keeping.path))
             workers.stop(patience.survivor_seconds if timeout is None else timeout)
         workers.close()
+
+
+def _tend(nursery: Nursery, beat: Beat, notes: Path) -> None:
+    nursery.keep()
+    beat(notes)
+
+
+def _name_of(life: Life | None) -> str:
+    return life.attempt if life else ""
 
 
 def _state_of(workers: WorkerGroup | None) -> WorkerState:

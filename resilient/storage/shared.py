@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from resilient.errors import StoreDenied, StoreFull
@@ -144,6 +145,19 @@ def _is_owned(path: Path) -> bool:
     if lock is not None:
         os.close(lock)
     return lock is None and path.exists()
+
+
+def used_bytes(root: Path = ROOT) -> int:
+    """Return how much memory all that is shared under ``root`` takes, of all jobs of this host.
+
+    What this user may not look into is not counted.
+    """
+    used = 0
+    for folder in root.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # its owner may be gone, or another user
+            # st_blocks counts 512 bytes each, whatever the file system.
+            used += sum(512 * one.stat().st_blocks for one in folder.iterdir())
+    return used
 
 
 def sweep(root: Path = ROOT) -> list[Path]:

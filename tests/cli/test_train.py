@@ -1,6 +1,7 @@
 """`resilient train`: its options, and its plan as text and as JSON."""
 
 import json
+import socket
 
 import pytest
 
@@ -49,6 +50,7 @@ def test_the_plan_says_how_often_it_saves(call, script):
         (("--max-preemptions", "some"), "neither a number nor unlimited"),
         (("--hang-deadline", "soon"), "neither auto nor off"),
         (("--every", "soon"), "--every 'soon' is not accepted: use 500steps"),
+        (("--metrics-port", "free"), "neither a port nor auto"),
     ],
 )
 def test_a_plan_is_checked_before_it_is_printed(call, script, options, why):
@@ -76,3 +78,19 @@ def test_an_option_that_only_torchrun_has_is_named_as_such(call, script, option,
     assert f"no option `{name or option}`: only torchrun has it" in ended.stderr
     assert "hint: resilient train ... 2>&1 | tee train.log" in ended.stderr
     assert "Did you mean" not in ended.stderr
+
+
+def test_a_metrics_port_that_is_taken_is_told_before_anything_starts(call, script, tmp_path):
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = call("train", "--metrics-port", taken.getsockname()[1], script)
+    assert ended.status == 78
+    assert "--metrics-port: cannot listen at 127.0.0.1:" in ended.stderr
+    assert "--metrics-port auto" in ended.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_metrics_file_that_cannot_be_written_is_told_before_anything_starts(call, script):
+    ended = call("train", "--metrics-file", script / "run.prom", script)
+    assert ended.status == 78
+    assert "--metrics-file: cannot write" in ended.stderr

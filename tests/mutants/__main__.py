@@ -35,6 +35,7 @@ from tests.mutants import (
     layouts,
     ledger,
     loop,
+    metrics,
     notices,
     nursery,
     overlap,
@@ -101,6 +102,7 @@ LISTS = {
         canonical,
         cadence,
         notices,
+        metrics,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

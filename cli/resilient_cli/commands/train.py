@@ -96,6 +96,17 @@ Every = Annotated[
         envvar="RESILIENT_EVERY",
     ),
 ]
+MetricsPort = Annotated[
+    str,
+    _option("Serve /metrics and /healthz at this port; auto takes a free one, 0 serves none."),
+]
+MetricsHost = Annotated[
+    str, _option("Address to serve them at; whoever reaches it can read them, without a password.")
+]
+MetricsFile = Annotated[
+    str, _option("Write them to this file as well, for node_exporter's textfile collector.")
+]
+MetricsInterval = Annotated[float, _option("Seconds between two writes of that file.", min=1)]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
 Warm = Annotated[
     bool,
@@ -151,6 +162,10 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     storage_options: StorageOptions = "",
     events: Events = "",
     notice: Notice = "auto",
+    metrics_port: MetricsPort = "0",
+    metrics_host: MetricsHost = "127.0.0.1",
+    metrics_file: MetricsFile = "",
+    metrics_interval: MetricsInterval = 15.0,
     dry_run: DryRun = False,
     warm: Warm = True,
     monitor_interval: Interval = 0.1,
@@ -176,6 +191,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient import build
     from resilient.agent.health.heartbeat import parse_hang_rule
     from resilient.agent.keeper.memory import parse_host_bytes
+    from resilient.agent.metrics.wishes import MetricsWishes, parse_port
     from resilient.agent.verdict.history import Limits
 
     if not module and not Path(script).is_file():
@@ -201,6 +217,9 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         wishes=replace(wishes, require_signature=require_signature, is_warm=warm, every=every),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
+        metrics=MetricsWishes(
+            parse_port(metrics_port), metrics_host, metrics_file, metrics_interval
+        ),
     )
     if dry_run:
         show(_answer(build.resolve(options), options), ctx.find_root().obj)
