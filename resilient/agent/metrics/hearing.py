@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _CAUSES = frozenset(one.value for one in (*Cause, *Kind))
 _OTHER = "other"
 _ASKED = frozenset({Kind.STOPPED.value, Kind.PREEMPTED.value, Kind.KILLED.value})
+_TOGETHER = frozenset({Kind.SUCCEEDED.value, Kind.STOPPED.value, Kind.PREEMPTED.value})
 _COUNTED = {
     "HangFound": names.HANGS,
     "NoticeHeard": names.NOTICES,
@@ -34,6 +35,10 @@ def hear_agent(one: Record, board: Board) -> None:
         board.put(names.NODES, one.number("nodes"))
     elif one.event == "ReactionChosen":
         _hear_reaction(one, board)
+    elif one.event == "LifeEnded":
+        # Ranks are gone when nobody looks; those that end together have done the same steps.
+        if one.text("ended") in _TOGETHER and one.number("step", -1) >= 0:
+            board.put(names.STEP, one.number("step"))
     elif one.event in ("RunEnded", "RunGivenUp"):
         board.put(names.EXIT_CODE, one.number("exit_code"))
 

@@ -21,7 +21,7 @@ from resilient.agent.metrics.board import Board
 from resilient.agent.metrics.facts import MetricsFailed, MetricsServed
 from resilient.agent.metrics.following import Following
 from resilient.agent.metrics.hearing import begin, hear_agent, hear_rank
-from resilient.agent.metrics.ranks import RankFigures
+from resilient.agent.metrics.ranks import RankFigures, weigh
 from resilient.agent.metrics.serving import Server
 from resilient.agent.metrics.spending import Spending
 from resilient.agent.metrics.textfile import write_textfile
@@ -148,6 +148,7 @@ class Metrics:
     def _look(self, *, is_last: bool) -> None:
         self._attempt("ranks", self._look_at_ranks)
         self._attempt("events", self._look_at_events)
+        weigh(self._board)
         now_ms = round(1000 * unix_seconds(self._clock))
         self._attempt("account", lambda: self._spending.tell(now_ms, is_last=is_last))
         now_seconds = self._clock.monotonic_seconds()

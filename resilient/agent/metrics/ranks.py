@@ -71,11 +71,6 @@ class RankFigures:
     def _note_step(self, step: int, now_seconds: float) -> None:
         board, recent = self._board, self._recent
         board.put(names.STEP, step)
-        durable = board.value(names.CHECKPOINT_STEP)
-        if durable is None and board.value(names.GENERATION) is not None:
-            durable = 0.0  # it says what it does, and has not saved yet
-        if durable is not None:
-            board.put(names.STEPS_AT_RISK, max(0.0, step - durable))
         if recent and step < recent[-1][1]:
             recent.clear()
         recent.append((now_seconds, step))
@@ -84,3 +79,12 @@ class RankFigures:
         first_seconds, first_step = recent[0]
         if now_seconds > first_seconds:
             board.put(names.STEP_RATE, (step - first_step) / (now_seconds - first_seconds))
+
+
+def weigh(board: Board) -> None:
+    """Note what would be lost now; ranks may be gone by then, and a keeper save what they left."""
+    step, durable = board.value(names.STEP), board.value(names.CHECKPOINT_STEP)
+    if durable is None and board.value(names.GENERATION) is not None:
+        durable = 0.0  # it says what it does, and has not saved yet
+    if step is not None and durable is not None:
+        board.put(names.STEPS_AT_RISK, max(0.0, step - durable))

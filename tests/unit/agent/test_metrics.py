@@ -10,7 +10,7 @@ from exposition import figures
 
 from resilient.accounting.account import account
 from resilient.accounting.records import Record
-from resilient.agent.facts import ReactionChosen, RunGivenUp, WorkerGroupStarted
+from resilient.agent.facts import LifeEnded, ReactionChosen, RunGivenUp, WorkerGroupStarted
 from resilient.agent.metrics import names
 from resilient.agent.metrics import spending as spending_module
 from resilient.agent.metrics.board import Board
@@ -18,7 +18,7 @@ from resilient.agent.metrics.facts import MetricsFailed
 from resilient.agent.metrics.following import CHUNK_BYTES, Following
 from resilient.agent.metrics.hearing import hear_rank
 from resilient.agent.metrics.metrics import Metrics
-from resilient.agent.metrics.ranks import RankFigures
+from resilient.agent.metrics.ranks import RankFigures, weigh
 from resilient.agent.metrics.spending import Spending, join
 from resilient.agent.metrics.textfile import write_textfile
 from resilient.agent.metrics.wishes import MetricsWishes, parse_port
@@ -96,6 +96,30 @@ def test_restarts_are_counted_by_the_cause_of_the_failure_and_preemptions_apart(
     assert found["resilient_restarts_left"] == 1
 
 
+def test_the_last_step_of_ranks_that_ended_together_is_known_when_they_are_gone(heard):
+    together, _ = heard(LifeEnded(1, "a", "succeeded", 60, 0.0))
+    assert page(together)["resilient_step"] == 60
+    apart, _ = heard(LifeEnded(1, "a", "failed", 60, 0.0))
+    assert "resilient_step" not in page(apart)
+
+
+def test_work_at_risk_is_weighed_by_what_is_durable_now():
+    board = Board()
+    weigh(board)
+    board.put(names.STEP, 14)
+    weigh(board)
+    assert "resilient_steps_at_risk" not in figures(board.page())
+    board.put(names.GENERATION, 1)
+    weigh(board)
+    assert board.value(names.STEPS_AT_RISK) == 14
+    board.put(names.CHECKPOINT_STEP, 9)
+    weigh(board)
+    assert board.value(names.STEPS_AT_RISK) == 5
+    board.put(names.CHECKPOINT_STEP, 20)
+    weigh(board)
+    assert board.value(names.STEPS_AT_RISK) == 0
+
+
 def test_what_is_no_cause_of_ours_is_no_label(heard):
     metrics, _ = heard(*(reaction("failed", f"token-{n}", "Restart") for n in range(50)))
     assert page(metrics)['resilient_restarts_total{cause="other"}'] == 50
@@ -138,11 +162,9 @@ def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
     pulses[1].end_step(14)
     pulses[0].end_step(14)
     clock.sleep(2)
-    board.put(names.CHECKPOINT_STEP, 9)
     ranks.look(clock.seconds, 5004.0)
     found = figures(board.page())
     assert found["resilient_steps_per_second"] == 2
-    assert found["resilient_steps_at_risk"] == 5
     assert found['resilient_rank_last_step_timestamp_seconds{local_rank="0"}'] == 5002
     ranks.look(clock.seconds, 5060.0)
     found = figures(board.page())
