@@ -15,6 +15,7 @@
     |- RepositoryNotFound               66   RES-REPO-404
     |- NothingToResume                  66   RES-RESUME-NONE
     |- ScriptNotFound                   66   RES-SCRIPT-404
+    |- NotRunning                       66   RES-RUN-404
     |- IntegrityError                    1   RES-CKPT-DAMAGED
     |  `- SignatureRefused               77   RES-CKPT-SIGNATURE
     |- NoIntactCheckpoint                3   RES-CKPT-NONE-INTACT
@@ -136,6 +137,13 @@ class ScriptNotFound(ResilientError):
 
     exit_code = 66
     code = "RES-SCRIPT-404"
+
+
+class NotRunning(ResilientError):
+    """No launcher of the run is alive on this machine."""
+
+    exit_code = 66
+    code = "RES-RUN-404"
 
 
 class IntegrityError(ResilientError):

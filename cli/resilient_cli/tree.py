@@ -59,6 +59,11 @@ COMMANDS = {
         "status",
         "Say where a run is: its step, its speed, what is durable, what is at risk.",
     ),
+    "stop": LazyCommand(
+        "resilient_cli.commands.stopping",
+        "stop",
+        "Ask a run of this machine to save and leave.",
+    ),
     "report": LazyCommand(
         "resilient_cli.commands.report",
         "report",

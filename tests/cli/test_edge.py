@@ -29,6 +29,7 @@ EXIT_CODES = {
     "NotExclusive": (78, "RES-STORE-EXCL"),
     "RepositoryNotFound": (66, "RES-REPO-404"),
     "ScriptNotFound": (66, "RES-SCRIPT-404"),
+    "NotRunning": (66, "RES-RUN-404"),
     "NothingToResume": (66, "RES-RESUME-NONE"),
     "IntegrityError": (1, "RES-CKPT-DAMAGED"),
     "SignatureRefused": (77, "RES-CKPT-SIGNATURE"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,3 +66,21 @@ def test_a_crash_loop_is_told_although_only_the_script_names_the_repository(tmp_
     assert code == 70, said
     assert "crash loop: 3 lives in a row" in said
     assert "checkpoint-4-g1 is committed" in said
+
+
+def test_resilient_stop_saves_the_last_step_and_waits_for_the_end(tmp_path):
+    options = ("--steps", "100000", "--save-steps", "100000", "--pause", "0.05")
+    events = tmp_path / "events"
+    with Job(tmp_path, *options, launch=("--events", str(events))) as job:
+        job.wait_for_step(6)
+        asked = subprocess.Popen(
+            [sys.executable, "-m", "resilient_cli", "stop", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        # It waits for the launcher, and the launcher for its parent, which is here.
+        assert job.wait() == 75, job.said()
+        said, _ = asked.communicate(timeout=120)
+        last = job.steps()[-1]["step"]
+    assert (asked.returncode, f"pid {job.process.pid}: exit 75" in said) == (0, True)
+    assert committed(open_store(str(tmp_path)))[0].step == last

@@ -108,6 +108,12 @@ EXPLANATIONS = {
         _NOTHING,
         ("look at the path; it is read from the folder that the command is started in",),
     ),
+    "RES-RUN-404": Explanation(
+        "A command wants to speak to the launcher of a run, and none that began on this machine "
+        "is alive: it ended, was killed, or runs on another machine.",
+        _NOTHING,
+        ("resilient status RUN", "run the command on the machine that the message names"),
+    ),
     "RES-CKPT-DAMAGED": Explanation(
         "Bytes are not what was committed: a bit flipped, a file is short, missing or replaced. "
         "The message names file and tensor.",

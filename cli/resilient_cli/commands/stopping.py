@@ -1,0 +1,99 @@
+"""``resilient stop``: ask the launcher of a run to save and leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.accounting.agents import agents
+from resilient.accounting.records import read_records
+from resilient.clock import SystemClock
+from resilient.errors import DeadlineExceeded, NotRunning, StoreDenied
+from resilient_cli.places import output_of
+from resilient_cli.processes import is_alive
+from resilient_cli.render import show
+from resilient_cli.views.stopping import stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.accounting.agents import Agent
+
+Run = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folder of event files, or the output folder."),
+]
+Now = Annotated[bool, typer.Option("--now", help="Leave at once; what is not saved is lost.")]
+Within = Annotated[
+    float, typer.Option(help="Seconds to wait for the end; 0 asks and does not wait.", min=0)
+]
+_POLL_SECONDS = 0.1
+_BETWEEN_SECONDS = 1.0
+"""One order that arrives twice is one; a second one is an order to leave at once."""
+
+
+def stop(ctx: typer.Context, run: Run, *, now: Now = False, within: Within = 120.0) -> int:
+    """Ask a run of this machine to save and leave, and wait until it did.
+
+    It is what SIGTERM to `resilient train` does: all ranks agree on a step, save it, and the
+    launcher ends with 75, so that a scheduler starts it again; the same command resumes. The
+    exit code is 0 once it ended. Of a run on several machines it is enough to stop one launcher.
+
+    Example: resilient stop runs/mine
+    """
+    here, elsewhere = _living(run)
+    if not here:
+        raise _nobody(run, elsewhere)
+    clock = SystemClock()
+    _signal(here)
+    if now:
+        clock.sleep(_BETWEEN_SECONDS)
+        _signal([one for one in here if is_alive(one.pid, one.began_ms)])
+    deadline = clock.monotonic_seconds() + within
+    while within and any(is_alive(one.pid, one.began_ms) for one in here):
+        if clock.monotonic_seconds() > deadline:
+            raise DeadlineExceeded(
+                f"pid {here[0].pid} has not ended within {within:g} s",
+                deadline_seconds=within,
+                hint=f"resilient status {run[0]}; resilient stop --now {run[0]} to lose the rest",
+            )
+        clock.sleep(_POLL_SECONDS)
+    known = {(one.host, one.pid): one for one in agents(read_records(run))}
+    show(stopped([known[one.host, one.pid] for one in here]), output_of(ctx))
+    return 0
+
+
+def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
+    """Return the launchers that live on this machine, and those of others that never ended."""
+    open_ = [one for one in agents(read_records(run)) if one.exit_code is None]
+    host = socket.gethostname()
+    here = [one for one in open_ if one.host == host and is_alive(one.pid, one.began_ms)]
+    return here, [one for one in open_ if one.host != host]
+
+
+def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
+    if elsewhere:
+        last = elsewhere[-1]
+        return NotRunning(
+            f"no launcher of `{run[0]}` runs on this machine; one began on {last.host}",
+            hint=f"ssh {last.host} resilient stop {run[0]}",
+        )
+    return NotRunning(f"no launcher of `{run[0]}` is running", hint=f"resilient status {run[0]}")
+
+
+def _signal(found: Sequence[Agent]) -> None:
+    """Send SIGTERM to launchers; one that ended meanwhile is what was wanted."""
+    for one in found:
+        try:
+            os.kill(one.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+        except PermissionError as error:
+            raise StoreDenied(
+                f"pid {one.pid} belongs to another user", hint=f"sudo kill -TERM {one.pid}"
+            ) from error

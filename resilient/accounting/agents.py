@@ -1,0 +1,55 @@
+"""Which launchers of a run have begun and not said that they end (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resilient.accounting.records import Record
+
+_ENDS = ("RunEnded", "RunGivenUp")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A launcher, as its events tell.
+
+    Attributes:
+        host: the machine that it runs on.
+        pid: its process there.
+        began_ms: its first word.
+        exit_code: what it said at its end; None while it has not.
+        reason: of its end.
+    """
+
+    host: str
+    pid: int
+    began_ms: int
+    exit_code: int | None = None
+    reason: str = ""
+
+
+def agents(records: Iterable[Record]) -> list[Agent]:
+    """Return the launchers of a run in the order in which they began.
+
+    One that was killed never said that it ends: only its host knows whether it lives.
+
+    Args:
+        records: by time.
+    """
+    found: dict[tuple[str, int], Agent] = {}
+    for one in records:
+        host, _, number = one.agent.rpartition(":")
+        if not host or not number.isdigit():
+            continue
+        key = (host, int(number))
+        if one.event == "AgentStarted" or key not in found:
+            found.pop(key, None)  # its number was another's once
+            found[key] = Agent(*key, one.at_ms)
+        if one.event in _ENDS:
+            code = int(one.number("exit_code", 1))
+            found[key] = Agent(*key, found[key].began_ms, code, one.text("reason"))
+    return list(found.values())
