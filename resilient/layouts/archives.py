@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound
-from resilient.layouts.pickles import BYTES_MAX, Name, TensorRef, leaves, read_pickle
+from resilient.layouts.pickled import Name, TensorRef
+from resilient.layouts.pickles import BYTES_MAX, leaves, read_pickle
 from resilient.layouts.rebuilding import rebuild
 from resilient.layouts.values import ITEM_BITS, OTHER, Tensor, Unreadable
 from resilient.layouts.windows import Window

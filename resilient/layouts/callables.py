@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resilient.layouts.pickles import Name
+    from resilient.layouts.pickled import Name
 
 
 class Effect(StrEnum):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.pickles import BYTES_MAX, Made, read_pickle
+from resilient.layouts.pickled import Made
+from resilient.layouts.pickles import BYTES_MAX, read_pickle
 from resilient.layouts.rebuilding import dtype_of, rebuild, shape_of
 from resilient.layouts.values import MODEL, OPTIMIZER, Optimizer, Problem, Tensor, Unreadable
 

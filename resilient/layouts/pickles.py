@@ -15,9 +15,10 @@ from __future__ import annotations
 import io
 import pickletools
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.pickled import Made, Name
 from resilient.layouts.values import Unreadable
 
 if TYPE_CHECKING:
@@ -30,60 +31,6 @@ LEAVES_MAX = 1_000_000
 DEPTH_MAX = 64
 _KEY_INT_MAX = 1 << 60  # beyond it all multiples of 2^61-1 have one hash
 _MARK = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """What a pickle would import."""
-
-    module: str
-    name: str
-
-    @property
-    def dotted(self) -> str:
-        """Both parts with a dot between."""
-        return f"{self.module}.{self.name}"
-
-
-@dataclass(slots=True, eq=False)
-class Made:
-    """What a pickle would call, and what it would put into the result."""
-
-    name: Any
-    args: Any = ()
-    state: Any = None
-    items: list[Any] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        """The dotted name of what would be called."""
-        return self.name.dotted if isinstance(self.name, Name) else ""
-
-    def get(self, attribute: str, default: Any = None) -> Any:
-        """Return an attribute that the state would set."""
-        for one in self.state if isinstance(self.state, tuple) else (self.state,):
-            if isinstance(one, dict) and attribute in one:
-                return one[attribute]
-        return default
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """A reference to bytes beside the pickle: what torch calls a storage."""
-
-    dtype: str
-    key: str
-    elements: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorRef:
-    """A tensor whose bytes are elsewhere; ``offset`` in elements."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    storage: Stored | None = None
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

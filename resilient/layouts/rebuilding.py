@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from resilient.layouts.pickles import Made, Name, Stored, TensorRef
+from resilient.layouts.pickled import Made, Name, Stored, TensorRef
 from resilient.layouts.values import Unreadable
 
 AXES_MAX = 64

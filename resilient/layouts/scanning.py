@@ -19,7 +19,7 @@ from resilient.errors import KeyNotFound
 from resilient.layouts.callables import Effect, effect_of
 from resilient.layouts.distributed import INDEX, SLICES, read_index
 from resilient.layouts.documents import read_header, read_json
-from resilient.layouts.pickles import BYTES_MAX, Name, read_names
+from resilient.layouts.pickles import BYTES_MAX, read_names
 from resilient.layouts.values import Unreadable
 from resilient.layouts.weights import SAFE, TORCH
 from resilient.layouts.windows import Window
@@ -27,6 +27,7 @@ from resilient.layouts.windows import Window
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from resilient.layouts.pickled import Name
     from resilient.storage.folder import Folder, Listing
 
 _INDEX = ".index.json"

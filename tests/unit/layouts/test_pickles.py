@@ -10,7 +10,8 @@ from collections import OrderedDict
 import pytest
 
 from resilient.layouts import pickles
-from resilient.layouts.pickles import Made, Name, leaves, read_pickle
+from resilient.layouts.pickled import Made, Name
+from resilient.layouts.pickles import leaves, read_pickle
 from resilient.layouts.rebuilding import is_data, rebuild
 from resilient.layouts.values import Unreadable
 

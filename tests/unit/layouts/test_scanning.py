@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from resilient.layouts.callables import Effect, effect_of
-from resilient.layouts.pickles import Name
+from resilient.layouts.pickled import Name
 from resilient.layouts.scanning import Risk, scan
 from resilient.storage.folder import open_folder
 
