@@ -79,6 +79,11 @@ COMMANDS = {
         "doctor",
         "Look whether this machine and this repository are fit to train on.",
     ),
+    "chaos": LazyCommand(
+        "resilient_cli.commands.chaos",
+        "app",
+        "Strike a training of your own on purpose, and see which promises hold.",
+    ),
     "init": LazyCommand(
         "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."
     ),

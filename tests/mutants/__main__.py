@@ -24,6 +24,7 @@ from tests.mutants import (
     arguments,
     cadence,
     canonical,
+    chaos,
     crash,
     detection,
     evaluation,
@@ -103,6 +104,7 @@ LISTS = {
         cadence,
         notices,
         metrics,
+        chaos,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

@@ -1,0 +1,118 @@
+"""``resilient chaos``: a user's own training under faults, held against an undisturbed run."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resilient.clock import SystemClock
+from resilient.errors import UsageError
+from resilient.testing.chaos.faults import Kind, draw_strikes
+from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
+from resilient.testing.chaos.plan import read_plan, shipped
+from resilient.testing.chaos.promises import is_proven, judge
+from resilient.testing.chaos.rehearsal import Rehearsal, rehearse
+from resilient_cli.places import output_of
+from resilient_cli.render import show
+from resilient_cli.views.chaos import listing, planned, verdict
+
+BROKEN = 1
+_SEEDS = 10**6
+_EXAMPLE = "resilient chaos run kills -- train train.py --output-dir {folder}"
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Strike a training of your own on purpose, and see which promises hold.",
+)
+
+Plan = Annotated[str, typer.Argument(metavar="PLAN", help="Name of a plan, or a .toml file.")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- train ...",
+        help="The command, without `resilient`; {folder} in it is the folder of each run.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Of the faults; drawn and told if not given.")]
+Folder = Annotated[Path, typer.Option(help="For both runs; what an earlier one left is removed.")]
+Within = Annotated[
+    float, typer.Option(help="Seconds that the run may take to go on after a fault.", min=1)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the faults and do nothing.")]
+
+
+@app.command("run")
+def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
+    ctx: typer.Context,
+    plan: Plan,
+    command: Command = None,
+    *,
+    seed: Seed = None,
+    folder: Folder = Path("chaos-run"),
+    within: Within = 600.0,
+    dry_run: DryRun = False,
+) -> int:
+    """Run a training undisturbed and under the faults of PLAN, and compare the two.
+
+    Exit code 0: every fault struck and every promise was kept. 1: a promise was broken, or a
+    fault found no run to strike. What cannot be done here is refused before anything starts.
+
+    Example: resilient chaos run kills -- train train.py --output-dir {folder}
+    """
+    words = tuple(command or ())
+    if words[:1] != ("train",):
+        raise UsageError("chaos run needs a training to strike", hint=_EXAMPLE)
+    faults = read_plan(plan)
+    refuse_impossible(faults, _given(words[1:]), look_at_machine(faults))
+    seed = secrets.randbelow(_SEEDS) if seed is None else seed
+    again = shlex.join(("resilient", "chaos", "run", plan, "--seed", str(seed), "--", *words))
+    if dry_run:
+        show(planned(faults, draw_strikes(faults, seed), seed, again), output_of(ctx))
+        return 0
+    wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within)
+    evidence = rehearse(wish, SystemClock(), _tell)
+    promises = judge(evidence)
+    is_kept = is_proven(evidence, promises)
+    show(verdict(wish, evidence, promises, again), output_of(ctx))
+    return 0 if is_kept else BROKEN
+
+
+@app.command("list")
+def list_plans(ctx: typer.Context) -> None:
+    """List the plans that are shipped, and which of them can be carried out on this machine.
+
+    Example: resilient chaos list
+    """
+    plans = shipped()
+    reasons: dict[str, dict[Kind, str]] = {}
+    for one in plans:
+        machine = look_at_machine(one)
+        lacks = {kind: why for kind, why in why_not(machine).items() if one.has(kind)}
+        reasons[one.name] = lacks
+    show(listing(plans, reasons), output_of(ctx))
+
+
+def _given(words: tuple[str, ...]) -> set[str]:
+    """Return the names of the options of `resilient train` that these words give.
+
+    What the parser does not know is left to the undisturbed run, which ends by it.
+    """
+    from resilient_cli.app import load
+
+    context = load("train").make_context("train", list(words), resilient_parsing=True)
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    given = {
+        name for name, source in sources if source is not None and source.name == "COMMANDLINE"
+    }
+    return given | ({"nnodes"} if context.params.get("nnodes", "1") != "1" else set())
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

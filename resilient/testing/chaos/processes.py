@@ -1,0 +1,93 @@
+"""The processes of a job, found in /proc; Linux only."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.world.pulse import read_signs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PULSE = re.compile(r" (/\S+/pulse-([0-9]+))$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """One rank of this host.
+
+    Attributes:
+        local_rank: its number.
+        pid: its process.
+        step: the last that it has finished, -1 for none in this life.
+    """
+
+    local_rank: int
+    pid: int
+    step: int
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of a process; none if it is gone."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end between the two looks.
+        with suppress(OSError):
+            found += map(int, path.read_text(encoding="ascii").split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return every process below one, parents first."""
+    found = children(pid)
+    for one in found:
+        found += [below for below in children(one) if below not in found]
+    return found
+
+
+def rank_processes(agent_pid: int) -> list[RankProcess]:
+    """Return the ranks under an agent that show what they do, lowest first.
+
+    A rank is a child of its agent that has a pulse mapped; what it has forked is none.
+    """
+    found = []
+    for pid in children(agent_pid):
+        with suppress(OSError):
+            text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            pulse = _PULSE.search(text)
+            signs = read_signs(Path(pulse[1])) if pulse else None
+            if pulse and signs:
+                found.append(RankProcess(int(pulse[2]), pid, signs.step))
+    return sorted(found, key=lambda one: one.local_rank)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to those that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill_all(pid: int) -> list[int]:
+    """Kill a process and all below it at one moment; return whom."""
+    victims = [pid, *descendants(pid)]
+    # Stopped first, so that none of them sees another one die.
+    send(victims, signal.SIGSTOP)
+    victims += [one for one in descendants(pid) if one not in victims]
+    send(victims, signal.SIGKILL)
+    return victims

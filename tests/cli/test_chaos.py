@@ -1,0 +1,100 @@
+"""``resilient chaos``: what it lists, plans and refuses; the real thing is in tests/process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from resilient.format.names import CheckpointId
+from resilient.testing.chaos.evidence import Ended, Evidence, Struck
+from resilient.testing.chaos.faults import Kind, Planned, Strike, draw_strikes
+from resilient.testing.chaos.plan import read_plan
+from resilient.testing.chaos.promises import judge
+from resilient.testing.chaos.rehearsal import Rehearsal
+from resilient_cli.render import Format, Output, show
+from resilient_cli.views.chaos import verdict
+
+TRAIN = ("--", "train", "train.py", "--output-dir", "{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("chaos-plan", ()), ("chaos-plan-json", ("--json",))]
+)
+def test_a_plan_is_printed_and_nothing_is_done(name, options, call, matches, tmp_path):
+    ended = call("chaos", "run", "mixed", "--seed", "7", "--dry-run", *options, *TRAIN)
+    matches(name, ended, tmp_path)
+
+
+def test_the_seed_that_was_drawn_is_part_of_the_command(call):
+    ended = call("chaos", "run", "kills", "--dry-run", "--json", *TRAIN)
+    document = json.loads(ended.stdout)
+    assert f"--seed {document['seed']} -- train" in document["command"]
+    drawn = [round(one.share, 4) for one in draw_strikes(read_plan("kills"), document["seed"])]
+    assert [one["at"] for one in document["faults"]] == drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("kills",), 2, "needs a training to strike"),
+        (("kills", "--", "report", "runs/x"), 2, "needs a training to strike"),
+        (("kils", *TRAIN), 78, "no plan `kils`: there are calm"),
+        (("kills", "--", "train", "--repo", "x", "t.py"), 78, "--repo: each of the two runs"),
+        (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the struck run"),
+        (("kills", "--", "train", "--nnodes=1:2", "t.py"), 78, "--nnodes: chaos starts one host"),
+        (
+            ("preemptions", "--", "train", "--notice", "aws", "t.py"),
+            78,
+            "`notice`: the command has a --notice of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(words, status, said, call, tmp_path):
+    ended = call("chaos", "run", *words)
+    assert ended.status == status, ended.stderr
+    assert said in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_options_of_the_script_are_the_scripts(call):
+    ended = call("chaos", "run", "kills", "--dry-run", "--", "train", "t.py", "--repo", "x")
+    assert ended.status == 0, ended.stderr
+
+
+def test_all_shipped_plans_are_listed(call):
+    ended = call("chaos", "list", "--json")
+    plans = {one["name"]: one for one in json.loads(ended.stdout)["plans"]}
+    assert plans["calm"]["faults"] == 0
+    assert plans["kills"]["impossible"] == {}
+    assert call("chaos", "list", "-q").stdout.split() == sorted(plans)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("chaos-verdict", Format.HUMAN), ("chaos-verdict-json", Format.JSON)]
+)
+def test_a_verdict_names_what_broke_and_how_to_see_it_again(
+    name, how, call, matches, tmp_path, capsys
+):
+    struck = Struck(
+        Strike(Planned(Kind.PREEMPT), 0.5, 0.5, 1),
+        "SIGTERM to the job",
+        23,
+        code=75,
+        codes=(75, 0),
+        is_new_life=True,
+        before=CheckpointId(1, 20),
+        after=CheckpointId(1, 23),
+        restored=CheckpointId(1, 23),
+        seconds=2.25,
+    )
+    missed = Strike(Planned(Kind.STOP, seconds=5.0), 0.9, 0.5, 1)
+    ended = Ended(0, step=40, differences=("/model/w: tensor(1.) and tensor(2.)",), flaws=())
+    calm = Ended(0, step=40, steps=(10, 20, 30, 40))
+    evidence = Evidence(calm, ended, (struck,), (missed,))
+    wish = Rehearsal(read_plan("preemptions"), 7, ("train.py",), tmp_path)
+    again = "resilient chaos run preemptions --seed 7 -- train train.py"
+    show(verdict(wish, evidence, judge(evidence), again), Output(how, color=False))
+    said = capsys.readouterr()
+    outcome = type(call("chaos", "list", "-q"))(1, said.out, "")
+    matches(name, outcome, tmp_path)

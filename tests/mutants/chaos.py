@@ -1,0 +1,105 @@
+"""Defects of chaos runs: faults that differ, and promises that are kept whatever happens."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PLANS = "tests/unit/testing/test_chaos_plans.py"
+PROMISES = "tests/unit/testing/test_chaos_promises.py"
+STRIKES = "tests/unit/testing/test_chaos_strikes.py"
+FOLDER = "resilient/testing/chaos"
+BREAKS = f"{PROMISES} -k each_promise"
+
+MUTANTS = [
+    Mutant(
+        "another seed strikes the same",
+        f"{FOLDER}/faults.py",
+        'Random(f"{seed}/{number}/{nth}")',
+        'Random(f"{number}/{nth}")',
+        f"{PLANS} -k same_seed",
+    ),
+    Mutant(
+        "all strikes of an entry come at one place",
+        f"{FOLDER}/faults.py",
+        'Random(f"{seed}/{number}/{nth}")',
+        'Random(f"{seed}/{number}")',
+        f"{PLANS} -k order_of_the_run",
+    ),
+    Mutant(
+        "a fault that cannot be had is left out in silence",
+        f"{FOLDER}/feasible.py",
+        "        if plan.has(kind)\n",
+        "        if plan.has(kind) and not why\n",
+        f"{PLANS} -k refused_with_all_reasons",
+    ),
+    Mutant(
+        "a word of a plan that nobody knows is passed over",
+        f"{FOLDER}/plan.py",
+        "        if name not in names:\n",
+        "        if not name:\n",
+        f"{PLANS} -k no_plan_can_say",
+    ),
+    Mutant(
+        "a different end is the same",
+        f"{FOLDER}/promises.py",
+        '_judged("exact", text, ended.differences, is_tested',
+        '_judged("exact", text, (), is_tested',
+        f"{PROMISES} -k end_is_judged",
+    ),
+    Mutant(
+        "what was committed may be lost",
+        f"{FOLDER}/promises.py",
+        "if one.after is None or one.before is None or one.after < one.before",
+        "if one.before is None",
+        BREAKS,
+    ),
+    Mutant(
+        "any exit code is right",
+        f"{FOLDER}/promises.py",
+        "        if one.code not in one.codes\n",
+        "        if not one.codes\n",
+        BREAKS,
+    ),
+    Mutant(
+        "damage need not be found",
+        f"{FOLDER}/promises.py",
+        "for one in tested if not one.is_found]",
+        "for one in tested if not one.what]",
+        BREAKS,
+    ),
+    Mutant(
+        "a stop may lose work",
+        f"{FOLDER}/promises.py",
+        "    if struck.code == _STOPPED:\n        return 0\n",
+        "",
+        BREAKS,
+    ),
+    Mutant(
+        "orphans may train on",
+        f"{FOLDER}/promises.py",
+        "for one in tested if one.orphans]",
+        "for one in tested if not one.what]",
+        BREAKS,
+    ),
+    Mutant(
+        "a fault that did not strike proves something",
+        f"{FOLDER}/promises.py",
+        "    return not evidence.missed and all(",
+        "    return all(",
+        f"{PROMISES} -k did_not_strike",
+    ),
+    Mutant(
+        "two bits are flipped",
+        f"{FOLDER}/strikes.py",
+        "file.read(1)[0] ^ 1 << bit % 8",
+        "file.read(1)[0] ^ 3 << bit % 7",
+        f"{STRIKES} -k one_bit",
+    ),
+    Mutant(
+        "whatever lies in the folder is removed",
+        f"{FOLDER}/rehearsal.py",
+        "    for name in sorted(names - {CALM, STRUCK}):\n",
+        "    for name in sorted(names & {CALM, STRUCK} - names):\n",
+        f"{STRIKES} -k anything_else",
+    ),
+]

@@ -1,0 +1,83 @@
+"""`resilient chaos run` on real trainings: one that keeps its promises, and one that cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PLAN = """
+[[fault]]
+kind = "kill"
+at = 0.3
+
+[[fault]]
+kind = "bit_flip"
+at = 0.7
+"""
+
+UNSEEDED = """
+import os, sys, torch
+from resilient import Trainer, TrainingArguments
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        noise = torch.tensor(list(os.urandom(4)), dtype=torch.float32)
+        return {"loss": ((self.weight - x - noise) ** 2).sum()}
+
+torch.manual_seed(0)
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], max_steps=6, save_steps=3, use_cpu=True, disable_tqdm=True
+)
+data = [{"x": torch.ones(4)} for _ in range(64)]
+Trainer(Noisy(), arguments, train_dataset=data).train()
+"""
+
+
+def chaos(tmp_path, plan, *command):
+    words = ("run", plan, "--seed", "3", "--within", "100", "--folder", str(tmp_path / "runs"))
+    return subprocess.run(
+        [sys.executable, "-m", "resilient_cli", "--json", "chaos", *words, "--", "train", *command],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+
+
+def states(ended):
+    promises = json.loads(ended.stdout)["promises"]
+    return {one["name"]: one["state"] for one in promises}
+
+
+def test_a_training_that_survives_a_kill_and_a_flipped_bit_keeps_its_promises(tmp_path):
+    plan = tmp_path / "two.toml"
+    plan.write_text(PLAN, encoding="utf-8")
+    script = str(Path(__file__).with_name("workload.py"))
+    options = ("--output-dir", "{folder}", "--steps", "24", "--pause", "0.1")
+    ended = chaos(tmp_path, str(plan), script, *options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    verdict = json.loads(ended.stdout)
+    assert [one["kind"] for one in verdict["faults"]] == ["kill", "bit_flip"]
+    assert [one["exit"] for one in verdict["faults"]] == [None, 137]
+    assert all(one["restored"] for one in verdict["faults"])
+    found = states(ended)
+    assert {name for name, state in found.items() if state != "kept"} == {"one_writer"}
+    assert found["one_writer"] == "untested"
+    assert verdict["missed"] == []
+
+
+def test_a_script_with_a_random_stream_of_its_own_is_found_out(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(UNSEEDED, encoding="utf-8")
+    ended = chaos(tmp_path, "calm", str(script), "{folder}")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert states(ended)["exact"] == "BROKEN"
+    verdict = json.loads(ended.stdout)
+    assert any("weight" in one for one in verdict["differences"])
+    assert verdict["command"].startswith("resilient chaos run calm --seed 3 -- train")

@@ -1,0 +1,133 @@
+"""What was seen of a struck run, and which promises that keeps or breaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resilient.format.names import CheckpointId
+from resilient.testing.chaos.evidence import Ended, Evidence, Struck
+from resilient.testing.chaos.faults import Kind, Planned, Strike, Target
+from resilient.testing.chaos.promises import State, interval_steps, is_proven, judge
+
+CALM = Ended(0, step=40, steps=(10, 20, 30, 40))
+WELL = Ended(0, step=40, flaws=())
+AGENT = Strike(Planned(Kind.KILL, Target.AGENT), 0.5, 0.5, 1)
+FLIP = Strike(Planned(Kind.BIT_FLIP), 0.5, 0.5, 1)
+
+
+def saved(step, generation=1):
+    return CheckpointId(generation, step)
+
+
+KILLED = Struck(
+    AGENT,
+    "SIGKILL to the agent",
+    23,
+    code=137,
+    codes=(137,),
+    is_new_life=True,
+    before=saved(20),
+    after=saved(20),
+    restored=saved(20),
+)
+STOPPED = replace(KILLED, what="SIGTERM", code=75, codes=(75, 0), step=20)
+FLIPPED = replace(
+    KILLED,
+    strike=FLIP,
+    what="one bit flipped",
+    damaged=saved(20),
+    after=saved(10),
+    restored=saved(10),
+    is_found=True,
+)
+
+
+def states(*struck, ended=WELL, missed=()):
+    promises = judge(Evidence(CALM, ended, struck, missed))
+    return {one.name: one for one in promises}
+
+
+def broken(*struck, **more):
+    return {name for name, one in states(*struck, **more).items() if one.state is State.BROKEN}
+
+
+def test_a_run_that_goes_on_as_it_should_breaks_nothing():
+    found = states(KILLED, STOPPED, FLIPPED)
+    assert {one.state for one in found.values()} == {State.KEPT}
+
+
+def test_what_nothing_tested_is_not_called_kept():
+    found = states(ended=Ended(0))
+    kept = {name for name, one in found.items() if one.state is State.KEPT}
+    assert kept == {"survival", "atomic", "exact"}
+    assert all(one.why for one in found.values() if one.state is State.UNTESTED)
+
+
+@pytest.mark.parametrize(
+    ("struck", "name"),
+    [
+        (replace(KILLED, problem="nothing happened within 90 s"), "survival"),
+        (replace(KILLED, code=1), "exit_codes"),
+        (replace(STOPPED, code=143), "exit_codes"),
+        (replace(KILLED, after=saved(10), restored=saved(10), step=13), "durable"),
+        (replace(KILLED, after=None, restored=None, step=3), "durable"),
+        (replace(FLIPPED, is_found=False), "detection"),
+        (replace(KILLED, restored=saved(10), step=12), "available"),
+        (replace(KILLED, restored=None, step=4), "available"),
+        (replace(KILLED, step=41), "bounded"),
+        (replace(FLIPPED, step=41), "bounded"),
+        (replace(STOPPED, step=21), "bounded"),
+        (replace(KILLED, orphans=(17,)), "one_writer"),
+    ],
+)
+def test_each_promise_is_broken_by_what_breaks_it_and_by_nothing_else(struck, name):
+    assert broken(struck) == {name}
+
+
+@pytest.mark.parametrize(
+    ("ended", "name"),
+    [
+        (Ended(70, flaws=()), "survival"),
+        (Ended(0, "nothing happened within 600 s", flaws=()), "survival"),
+        (Ended(0, damages={"checkpoint-40-g1": "short"}, flaws=()), "atomic"),
+        (Ended(0, differences=("/model: 1 and 2",), flaws=()), "exact"),
+        (Ended(0, flaws=("ledger/x: it was replaced",)), "exactly_once"),
+    ],
+)
+def test_the_end_is_judged_as_well(ended, name):
+    assert broken(KILLED, ended=ended) == {name}
+
+
+def test_a_run_that_did_not_get_to_its_end_is_not_compared():
+    assert states(ended=Ended(70))["exact"].state is State.UNTESTED
+
+
+def test_as_much_may_be_lost_as_two_intervals_and_with_damage_three():
+    assert interval_steps(Evidence(CALM, CALM)) == 10
+    assert not broken(replace(KILLED, step=40))
+    assert not broken(replace(FLIPPED, step=40))
+    assert interval_steps(Evidence(Ended(0), CALM)) == 0
+
+
+def test_what_was_mended_may_be_resumed_from():
+    mended = replace(FLIPPED, is_mended=True, restored=saved(20))
+    assert not broken(mended)
+
+
+def test_a_save_that_landed_late_may_be_resumed_from():
+    assert not broken(replace(KILLED, step=31, restored=saved(30)))
+
+
+def test_a_fault_that_did_not_strike_proves_nothing():
+    evidence = Evidence(CALM, Ended(0, flaws=()), (KILLED,), (FLIP,))
+    assert not is_proven(evidence, judge(evidence))
+    evidence = replace(evidence, missed=())
+    assert is_proven(evidence, judge(evidence))
+    assert not is_proven(evidence, judge(replace(evidence, ended=Ended(70))))
+
+
+def test_many_causes_are_not_all_told():
+    why = states(ended=Ended(0, differences=tuple("abcde")))["exact"].why
+    assert why == "a; b; c; and 2 more"
