@@ -10,11 +10,11 @@ from pathlib import Path
 PLAN = """
 [[fault]]
 kind = "kill"
-at = 0.3
+at = 0.4
 
 [[fault]]
 kind = "bit_flip"
-at = 0.7
+at = 0.65
 """
 
 UNSEEDED = """
@@ -59,7 +59,7 @@ def test_a_training_that_survives_a_kill_and_a_flipped_bit_keeps_its_promises(tm
     plan = tmp_path / "two.toml"
     plan.write_text(PLAN, encoding="utf-8")
     script = str(Path(__file__).with_name("workload.py"))
-    options = ("--output-dir", "{folder}", "--steps", "24", "--pause", "0.1")
+    options = ("--output-dir", "{folder}", "--steps", "30", "--pause", "0.1")
     ended = chaos(tmp_path, str(plan), script, *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     verdict = json.loads(ended.stdout)

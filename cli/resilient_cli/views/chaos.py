@@ -89,9 +89,9 @@ def _fault(strike: Strike) -> dict[str, Any]:
     fault = strike.fault
     return {
         "kind": str(fault.kind),
-        "target": str(fault.target),
+        "target": str(fault.target) if fault.kind == "kill" else None,
         "in_save": fault.in_save,
-        "seconds": fault.seconds,
+        "seconds": fault.seconds or None,
     }
 
 
@@ -115,7 +115,7 @@ def _struck(one: Struck) -> dict[str, Any]:
         "lost_steps": one.lost_steps,
         "newest_before": folder(one.before),
         "restored": folder(one.restored),
-        "seconds": round(one.seconds, 3),
+        "recovery_seconds": round(one.seconds, 3),
         "problem": one.problem,
     }
 

@@ -29,7 +29,7 @@ class Struck:
         is_found: whether the damage was found by whoever looks.
         is_mended: whether resume computed back what was damaged.
         restored: where the new life began; None for the very beginning.
-        seconds: from the strike, or the new start after it, to the next step.
+        seconds: from the end of the strike, or the new start after it, to the next step.
         orphans: processes of ranks that trained on without their agent.
         problem: why it did not go on; empty if it did.
     """

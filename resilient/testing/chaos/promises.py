@@ -118,7 +118,9 @@ def _durable(evidence: Evidence) -> Promise:
         if one.after is None or one.before is None or one.after < one.before
     ]
     text = "what was committed stays, and the newest never becomes an older one"
-    return _judged("durable", text, wrong, len(tested), "nothing was committed before a fault")
+    return _judged(
+        "durable", text, wrong, len(tested), "no fault came after a save and left it undamaged"
+    )
 
 
 def _detection(evidence: Evidence) -> Promise:
