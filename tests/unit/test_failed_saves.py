@@ -139,6 +139,23 @@ def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(re
     check_mark(store, 1)
 
 
+def test_the_save_after_one_that_nobody_took_refers_to_the_one_before():
+    store = MemoryStore()
+    desk = open_one(store, save_unchanged="refer")._desk
+    checkpointer = Checkpointer(desk, Refusing(2))
+    checkpointer.resume({})
+    checkpointer.save(1, weight(2), About())
+    with pytest.raises(SaveFailed):
+        checkpointer.save(2, weight(2), About())
+    assert checkpointer.in_flight is None
+    checkpointer.save(3, weight(2), About())
+    checkpointer.close()
+    manifest = read_manifest(store, CheckpointId(1, 3))
+    assert {one.name for one in manifest.files if "model" in one.name} == {
+        "checkpoint-1-g1/model.r00000.safetensors"
+    }
+
+
 def test_a_step_that_nobody_took_may_be_saved_again():
     checkpointer = Checkpointer(open_one(MemoryStore())._desk, Refusing(1))
     checkpointer.resume({})
