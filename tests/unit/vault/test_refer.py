@@ -260,10 +260,19 @@ def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(store, mo
     assert lengths.count(80_000) == 3, "frozen, sparse; and what is left of a file is digested"
     assert verify(store, step(2), "deep") == []
     lengths.clear()
+    for name in ("trained", "sparse"):
+        tensors[name].add_(1)
+    tensors["frozen"] = torch.zeros(5)
+    division(3, [Base(step(2))])
+    lengths.clear()
+    for name in ("trained", "sparse"):
+        tensors[name].add_(1)
+    assert division(4, [Base(step(3))]).referred == ()
+    assert 80_000 not in lengths, "the file is written anyway: five numbers are no reason"
     for one in tensors.values():
         one.add_(1)
     monkeypatch.setattr(refer, "read_manifest", lambda *_: pytest.fail("the store was asked"))
-    assert division(3, [Base(step(2))]).referred == ()
+    assert division(5, [Base(step(4))]).referred == ()
     assert 80_000 not in lengths, "everything changed"
 
 
