@@ -25,7 +25,8 @@ Ref = Annotated[
     str | None,
     typer.Argument(
         metavar="REF",
-        help="latest, latest~2, step:120, checkpoint-120-g3 or a unique prefix of one.",
+        help="latest, latest~2, step:120, checkpoint-120-g3, a tag, best:loss, @{1} (reflog), "
+        "@2026-11-20T10:00, a prefix of an id, or the URL of a checkpoint.",
         show_default=False,
         autocompletion=complete_ref,
     ),

@@ -15,7 +15,7 @@ import torch
 from resilient.state.capture import Part
 from resilient.state.load import load
 from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.testing.gang import run_gang
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 from resilient.world.comms import Comms
 
 

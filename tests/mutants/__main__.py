@@ -56,6 +56,7 @@ from tests.mutants import (
     surface,
     tiers,
     trackers,
+    travel,
     trials,
 )
 from tests.mutants.mutant import Mutant
@@ -86,6 +87,7 @@ LISTS = {
         overlap,
         rollback,
         scanning,
+        travel,
         ledger,
         loop,
         nursery,

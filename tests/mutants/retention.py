@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "what has a tag is rotated away",
         "resilient/vault/rotation/rotate.py",
-        "pinned=_joined(pins, own), held=held",
-        "pinned=own, held=held",
+        "pinned=_joined(pins, own, left), held=held",
+        "pinned=_joined(own, left), held=held",
         SWEEP,
     ),
     Mutant(
@@ -107,8 +107,8 @@ MUTANTS = [
     Mutant(
         "what a life has just begun from goes",
         "resilient/vault/rotation/rotate.py",
-        "pinned=_joined(pins, own), held=held",
-        "pinned=pins, held=held",
+        "pinned=_joined(pins, own, left), held=held",
+        "pinned=_joined(pins, left), held=held",
         ROTATE,
     ),
     Mutant(

@@ -22,7 +22,7 @@ WORKER = """
 import sys
 from resilient.clock import SystemClock
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import Retention
 from resilient.vault.rotation.rotate import carry_out, look
 from resilient.vault.registry.tags import create_tag

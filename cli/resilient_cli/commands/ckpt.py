@@ -15,13 +15,15 @@ from resilient.errors import (
 )
 from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.health.records import verify_records
-from resilient.vault.registry.catalog import lineage, read_manifest, resolve
+from resilient.vault.registry.catalog import lineage, read_manifest
 from resilient.vault.registry.generations import read_generations
+from resilient.vault.registry.references import resolve
 from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
 from resilient_cli.commands.scanning import scan_
 from resilient_cli.commands.signing import sign
+from resilient_cli.commands.travelling import reflog, rollback, undo
 from resilient_cli.foreign import is_foreign, look
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
@@ -51,7 +53,7 @@ DAMAGE_FOUND = 1
 NOT_RESUMABLE = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, repair, sign, tag, prune, import and export checkpoints.",
+    help="List, inspect, verify, repair, rewind, sign, tag, prune, import and export.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -61,7 +63,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, repair, sign, tag, prune, import and export checkpoints."""
+    """List, inspect, verify, repair, rewind, sign, tag, prune, import and export."""
 
 
 @app.command()
@@ -179,7 +181,7 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (repair, tag, untag, prune, sign, export):
+for _command in (repair, rollback, undo, reflog, tag, untag, prune, sign, export):
     app.command()(_command)
 app.command("import")(import_)
 app.command("scan")(scan_)

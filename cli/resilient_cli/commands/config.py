@@ -14,7 +14,8 @@ from resilient.train.arguments.arguments import TrainingArguments
 from resilient.train.arguments.files import SUFFIXES
 from resilient.train.arguments.schema import json_schema
 from resilient.train.arguments.sources import file_values
-from resilient.vault.registry.catalog import read_manifest, resolve
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.references import resolve
 from resilient_cli.completing import complete_ref
 from resilient_cli.places import Place, Repo, open_repository, output_of, ref_and_place
 from resilient_cli.render import Answer, show

@@ -9,8 +9,8 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.vault.registry.catalog import resolve
 from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
@@ -86,13 +86,17 @@ def prune(  # noqa: PLR0913 - the options of a command
     level: Annotated[
         Level, typer.Option(help="How to prove the newest before older ones go: quick or full.")
     ] = Level.QUICK,
+    forget_undo: Annotated[
+        bool, typer.Option("--forget-undo", help="Keep nothing just because `ckpt undo` needs it.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> int:
     """Delete what no policy keeps, and say of everything else why it stays.
 
-    What stays is the union of all reasons. The newest, what has a tag, what the run protects and
-    what a life has just begun from always stay; nothing goes while the newest is damaged.
+    What stays is the union of all reasons. The newest, what has a tag, what the run protects,
+    what a life has just begun from and what `ckpt undo` goes back to always stay; nothing goes
+    while the newest is damaged.
     Exit code 0: done. 1: something holds the checkpoints, and nothing was deleted.
 
     Example: resilient ckpt prune runs/gpt2 --keep-last 3 --keep-best loss:2 --dry-run
@@ -105,6 +109,7 @@ def prune(  # noqa: PLR0913 - the options of a command
         keep_daily=keep_daily,
         keep_tags=tuple(keep_tag or ()),
         verify_before_rotate="quick" if level is Level.QUICK else "full",
+        rolled_back="none" if forget_undo else "undo",
     )
     output = output_of(ctx)
     asks = not (dry_run or yes)

@@ -12,7 +12,7 @@ from resilient.errors import NoIntactCheckpoint, UsageError
 from resilient.format.names import parse_checkpoint
 from resilient.storage.open import open_store
 from resilient.vault.health.repair import carry_out_repair, plan_repair
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
 from resilient_cli.places import (
     Place,

@@ -6,7 +6,8 @@ import typer  # noqa: TC002 - Typer reads the annotations when it runs
 
 from resilient.errors import ConfigError, IntegrityError
 from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import read_manifest, resolve
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.signing import Signature, digests_stored, put_signature
 from resilient_cli.places import (
     Place,

@@ -30,6 +30,8 @@ REFS = (
             ("checkpoint-120-g3", "step 120 of the run's third life"),
             ("step:120, checkpoint-120, 120", "step 120: the newest life that has it"),
             ("release", "what `resilient ckpt tag REF release` named"),
+            ("@2026-11-20T10:00", "the newest of the line that was saved by then (UTC)"),
+            ("@{1}", "where the life before the newest ended (`ckpt reflog` lists them)"),
             ("best:loss, best:accuracy:max", "the best that was measured"),
             ("7f3a91c0", "what has a root that begins so: four digits at least"),
             ("runs/mine/checkpoint-120-g3", "a path: repository and checkpoint in one"),

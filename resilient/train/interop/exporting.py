@@ -28,7 +28,8 @@ from resilient.train.interop.files import (
     WEIGHTS,
 )
 from resilient.train.model.papers import ADAPTER, PAPERS, PROCESSING, write_papers
-from resilient.vault.registry.catalog import read_manifest, resolve
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.references import resolve
 
 if TYPE_CHECKING:
     import os

@@ -28,7 +28,8 @@ from resilient.train.interop.rebuilding import (
 )
 from resilient.train.state import TrainerState
 from resilient.vault.reading.mend import mend_file
-from resilient.vault.registry.catalog import read_manifest, resolve
+from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.references import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.strategies.detour import stateful_of
 from resilient.strategies.pipeline.known import pipeline_of
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 from resilient.world.agreement import agree
 
 if TYPE_CHECKING:

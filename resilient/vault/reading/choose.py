@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.vault.reading.read import Proved, Wanted, read_wanted
-from resilient.vault.registry.catalog import Skipped, lineage, resolve
+from resilient.vault.registry.catalog import Skipped, lineage
+from resilient.vault.registry.references import resolve
 from resilient.world.agreement import Failure, agree, attempt
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds:
     Args:
         store: the repository.
         comms: the ranks.
-        ref: ``auto``, ``never``, or what :func:`resilient.vault.registry.catalog.resolve` takes.
+        ref: ``auto``, ``never``, or what :func:`resilient.vault.registry.references.resolve` takes.
         wanted: what this rank needs, and proves.
         within_seconds: how long one candidate may take to read.
 

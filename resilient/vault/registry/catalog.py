@@ -7,18 +7,12 @@ rollback, or a process of an older life that went on) and is never resumed by ac
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import (
-    IncompatibleCheckpoint,
     IntegrityError,
     KeyNotFound,
-    NothingToResume,
-    RepositoryNotFound,
-    UsageError,
 )
 from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import Manifest, decode
@@ -26,22 +20,15 @@ from resilient.format.names import (
     CHECKPOINTS,
     MANIFEST,
     CheckpointId,
-    parse_checkpoint,
-    parse_tag,
     split_checkpoint_key,
-    tag_key,
 )
 from resilient.vault.access.fetch import fetch
 from resilient.vault.registry.generations import list_marks, list_numbers, read_generation
-from resilient.vault.registry.planning import Content, Known, best_by
-from resilient.vault.registry.retention import parse_best
-from resilient.vault.registry.tags import read_tag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from resilient.storage.store import Store
-
 
 STEP_MAX = 10**18
 
@@ -147,9 +134,8 @@ def lineage(
     folders = folders_of(store) if folders is None else folders
     whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
     lives = _Lives(store, whole, list_numbers(store) if numbers is None else numbers)
-    line, skipped, lost = _descend(lives, folders)
+    line, ours, skipped, lost = _descend(lives, folders)
     rest = [one for one in whole if one not in line]
-    ours = {one.generation for one in line}
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
     if marks and not lost:
@@ -166,9 +152,15 @@ def lineage(
 
 def _descend(
     lives: _Lives, folders: Mapping[CheckpointId, Collection[str]]
-) -> tuple[list[CheckpointId], list[Skipped], str]:
-    """Walk from the newest life to the first; return the line, what is odd, and what is lost."""
+) -> tuple[list[CheckpointId], set[int], list[Skipped], str]:
+    """Walk from the newest life to the first.
+
+    Returns:
+        The line; the lives that it went through, also those of which no checkpoint of the line
+        is left; what is odd; what is lost.
+    """
     line: list[CheckpointId] = []
+    ours: set[int] = set()
     skipped: list[Skipped] = []
     lost = ""
     newest = max([*lives.numbers, *(one.generation for one in folders)], default=0)
@@ -176,6 +168,7 @@ def _descend(
     while bound.generation > 0:
         own = [one for one in lives.whole if one.generation == bound.generation and one <= bound]
         line += own
+        ours.add(bound.generation)
         parent, trouble = lives.parent(bound.generation)
         if trouble:
             skipped.append(trouble)
@@ -188,7 +181,7 @@ def _descend(
             lost = f"life {bound.generation} began from {parent}, which is gone"
             skipped.append(Skipped(parent.folder, "its manifest is gone"))
         bound = parent
-    return line, skipped, lost
+    return line, ours, skipped, lost
 
 
 class _Lives:
@@ -235,99 +228,3 @@ def _uncommitted(
         for one in sorted(folders, reverse=True)
         if MANIFEST not in folders[one] and (newer_than is None or one > newer_than)
     ]
-
-
-def resolve(store: Store, ref: str) -> CheckpointId:
-    """Return the checkpoint that ``ref`` names.
-
-    Crash: reads only.
-
-    Args:
-        store: the repository.
-        ref: ``latest`` (what resume would try first), ``latest~2``, ``step:120``, ``120``, a
-            folder name, one without its generation (``checkpoint-120``: the newest in the line
-            of descent), a tag, ``best:loss`` (the best that was measured, in the line of descent
-            first), or a unique prefix of a manifest's root.
-
-    Raises:
-        RepositoryNotFound: nothing was ever committed here.
-        NothingToResume: the reference names no checkpoint.
-        UsageError: it names several.
-    """
-    everything = committed(store)
-    if not everything:
-        raise RepositoryNotFound(
-            f"no checkpoint at {store.url}", hint="look at the URL, or start a run that saves there"
-        )
-    known = lineage(store)
-    order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
-    found = (
-        _by_position(order, ref)
-        or _by_name(order, ref)
-        or _by_tag(store, order, ref)
-        or _by_metric(store, known, ref)
-        or _by_root(store, order, ref)
-    )
-    if found is None:
-        raise NothingToResume(
-            f"no checkpoint `{ref}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
-        )
-    return found
-
-
-def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    match = re.fullmatch(r"latest(?:~(\d+))?", ref)
-    back = int(match[1] or 0) if match else len(order)
-    return order[back] if back < len(order) else None
-
-
-def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    named = parse_checkpoint(ref)
-    if named in order:
-        return named
-    match = re.fullmatch(r"(?:step:|checkpoint-)?(\d+)", ref)
-    return next((one for one in order if match and one.step == int(match[1])), None)
-
-
-def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    if parse_tag(tag_key(ref)) != ref:
-        return None
-    try:
-        named = read_tag(store, ref).checkpoint
-    except KeyNotFound:
-        return None
-    if named not in order:
-        raise UsageError(
-            f"tag `{ref}` names {named}, which is gone", hint=f"resilient ckpt untag {ref}"
-        )
-    return named
-
-
-def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
-    kind, _, metric = ref.partition(":")
-    if kind != "best":
-        return None
-    contents = {}
-    others = (*known.abandoned, *known.separate)
-    for one in (*known.candidates, *others):
-        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-            manifest = read_manifest(store, one)
-            contents[one] = Content(manifest.created_at, manifest.metrics)
-    measured = Known(known.candidates, others, contents=contents)
-    return next(iter(best_by(parse_best(metric), measured)), None)
-
-
-def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    if not re.fullmatch(r"[0-9a-f]{4,64}", ref):
-        return None
-    found = []
-    for one in order:
-        try:
-            root = read_manifest(store, one).root
-        except (IntegrityError, KeyNotFound):
-            continue
-        if root.startswith(ref):
-            found.append(one)
-    if len(found) > 1:
-        raise UsageError(f"`{ref}` names {len(found)} checkpoints", hint="give more characters")
-    return found[0] if found else None

@@ -287,7 +287,7 @@ def check_fence(store: Store, mine: int) -> None:
     if newest > mine:
         raise Fenced(
             f"life {newest} of this run began while life {mine} was still running at {store.url}",
-            hint="stop this process; the newer one goes on",
+            hint=f"stop this process; why the newer life began: resilient ckpt reflog {store.url}",
         )
 
 

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from resilient.errors import ConfigError
 
 Trust = Literal["written", "quick", "full"]
+Left = Literal["all", "undo", "none"]
 
 _TRUSTS = ("written", "quick", "full")
+_LEFT = ("all", "undo", "none")
 _NUMBERS = ("keep_last", "keep_every", "keep_hourly", "keep_daily")
 
 
@@ -63,6 +65,8 @@ class Retention:
         verify_before_rotate: how the newest is looked at before anything goes: ``written``
             trusts a commit that this process has just made with all receipts, ``quick`` holds
             files and sizes against the manifest, ``full`` reads every byte, of the best too.
+        rolled_back: what stays of that which ``ckpt rollback`` or ``undo`` left: ``all``, only
+            what ``ckpt undo`` goes back to (``undo``), or what other policies keep (``none``).
 
     Raises:
         ConfigError: a number is below 1, or no whole number.
@@ -75,6 +79,7 @@ class Retention:
     keep_daily: int | None = None
     keep_tags: tuple[str, ...] = ()
     verify_before_rotate: Trust = "written"
+    rolled_back: Left = "all"
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -85,6 +90,10 @@ class Retention:
             raise ConfigError(
                 f"`verify_before_rotate`={self.verify_before_rotate!r} is not accepted: "
                 f"use one of {', '.join(_TRUSTS)}"
+            )
+        if self.rolled_back not in _LEFT:
+            raise ConfigError(
+                f"`rolled_back`={self.rolled_back!r} is not accepted: use one of {', '.join(_LEFT)}"
             )
 
     @staticmethod

@@ -20,6 +20,7 @@ from resilient.storage.settling import settle
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import folders_of, lineage
 from resilient.vault.registry.generations import check_fence, list_numbers, read_generation
+from resilient.vault.registry.moves import held_for_undo
 from resilient.vault.registry.planning import Known, RotationPlan, best_by, plan_rotation
 from resilient.vault.registry.tags import list_tags, read_tags
 from resilient.vault.rotation.contents import Needed, content_of, contents_of, needed_by
@@ -171,7 +172,8 @@ def look(
     pins, trouble = _pins(store, tags)
     own, unsure = _unsaved_life(store, lives, known)
     held = trouble or unsure or desk.doubt_newest(known)
-    known = replace(known, pinned=_joined(pins, own), held=held)
+    left = held_for_undo(store, known.abandoned, retention.rolled_back)
+    known = replace(known, pinned=_joined(pins, own, left), held=held)
     found = Found(plan_rotation(retention, known), folders, tags)
     return _with_needs(store, found, {**desk.seen, **known.contents})
 
@@ -344,7 +346,5 @@ def _unsaved_life(
     return ({parent: [began_from]} if parent else {}), ""
 
 
-def _joined(
-    some: Mapping[CheckpointId, list[str]], more: Mapping[CheckpointId, list[str]]
-) -> dict[CheckpointId, list[str]]:
-    return {one: [*some.get(one, ()), *more.get(one, ())] for one in {**some, **more}}
+def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
+    return {one: [why for some in pins for why in some.get(one, ())] for one in set().union(*pins)}

@@ -12,7 +12,8 @@ from models import make_trainer
 from resilient.errors import ConfigError
 from resilient.storage.local import LocalStore
 from resilient.train.arguments import TrainingArguments
-from resilient.vault.registry.catalog import committed, read_manifest, resolve
+from resilient.vault.registry.catalog import committed, read_manifest
+from resilient.vault.registry.references import resolve
 
 # With so large a rate and the direction turned round, the best is an early one.
 BEST = {

@@ -26,7 +26,8 @@ from resilient.testing.memory import MemoryStore
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.health.verify import verify
 from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, lineage, resolve
+from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import BestOf, Retention
 from resilient.vault.registry.tags import create_tag
 from resilient.vault.rotation.rotate import rotate

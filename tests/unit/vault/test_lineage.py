@@ -8,8 +8,9 @@ from manifests import begin, save
 from resilient.errors import NothingToResume, RepositoryNotFound
 from resilient.format.names import CheckpointId, generation_key
 from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import committed, lineage, resolve
+from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import mark_committed
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import Retention
 from resilient.vault.rotation.rotate import rotate
 

@@ -12,7 +12,7 @@ from resilient.errors import IntegrityError, NothingToResume, UsageError
 from resilient.format.names import CheckpointId, parse_tag, tag_key
 from resilient.testing.faults import FaultyStore
 from resilient.testing.memory import MemoryStore
-from resilient.vault.registry.catalog import resolve
+from resilient.vault.registry.references import resolve
 from resilient.vault.registry.tags import create_tag, list_tags, read_tag, read_tags, remove_tag
 
 CLOCK = SystemClock()

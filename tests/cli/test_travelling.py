@@ -1,0 +1,108 @@
+"""rollback, undo and reflog, as text and as JSON; references that they bring."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from cli_repositories import cut, write_usual_run
+
+from resilient.storage.local import LocalStore
+from resilient.vault.registry.catalog import lineage
+
+
+@pytest.fixture
+def repo(tmp_path):
+    folder = tmp_path / "run"
+    write_usual_run(folder)
+    return folder
+
+
+def head(repo):
+    return lineage(LocalStore(repo)).candidates[0].folder
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("rollback", ("rollback", "step:20")),
+        ("rollback-json", ("rollback", "checkpoint-30-g1", "--json")),
+        ("rollback-dry-run", ("rollback", "latest~1", "--dry-run")),
+        ("rollback-nothing", ("rollback", "latest")),
+        ("undo-nothing", ("undo",)),
+        ("reflog", ("reflog",)),
+        ("reflog-json", ("reflog", "--json")),
+    ],
+)
+def test_it_reads_as_in_the_transcript(name, arguments, repo, call, matches):
+    matches(name, call("ckpt", *arguments, "--repo", repo), repo)
+
+
+def test_back_and_forth_as_in_the_transcripts(repo, call, matches):
+    assert call("ckpt", "rollback", "step:10", repo).status == 0
+    assert head(repo) == "checkpoint-10-g1"
+    matches("undo-dry-run", call("ckpt", "undo", repo, "--dry-run"), repo)
+    assert head(repo) == "checkpoint-10-g1"
+    matches("undo", call("ckpt", "undo", repo), repo)
+    assert head(repo) == "checkpoint-35-g2"
+    matches("reflog-moved", call("ckpt", "reflog", repo), repo)
+    assert call("ckpt", "rollback", "@{1}", repo).status == 0
+    assert head(repo) == "checkpoint-10-g1"
+    assert json.loads(call("ckpt", "undo", repo, "--json").stdout)["after"] == "checkpoint-35-g2"
+
+
+def test_a_checkpoints_own_url_is_a_reference(repo, call):
+    assert call("ckpt", "rollback", repo / "checkpoint-25-g2").status == 0
+    assert head(repo) == "checkpoint-25-g2"
+
+
+def test_a_rollback_takes_less_than_a_second(repo, call):
+    began = time.monotonic()
+    assert call("ckpt", "rollback", "step:10", repo).status == 0
+    # A second is the promise; the rest is room for a machine that is busy.
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("rollback", "step:77"), 66, "no checkpoint `step:77`"),
+        (("rollback",), 2, "Missing argument"),
+        (("rollback", "@never"), 2, "is no moment"),
+        (("undo",), 66, "nothing to undo"),
+    ],
+)
+def test_what_is_refused_changes_nothing(arguments, status, said, repo, call):
+    outcome = call("ckpt", *arguments, "--repo", repo)
+    assert (outcome.status, said in outcome.stderr) == (status, True)
+    assert head(repo) == "checkpoint-35-g2"
+
+
+def test_a_lone_repository_is_no_reference(repo, call):
+    outcome = call("ckpt", "rollback", repo)
+    assert outcome.status == 2
+    assert f"resilient ckpt rollback latest~1 {repo}" in outcome.stderr
+
+
+def test_a_damaged_target_is_refused_with_the_command_that_mends_it(repo, call):
+    cut(repo / "checkpoint-10-g1" / "model.r00000.safetensors", 100)
+    outcome = call("ckpt", "rollback", "step:10", repo)
+    assert outcome.status == 1
+    assert "resilient ckpt repair checkpoint-10-g1" in outcome.stderr
+    assert head(repo) == "checkpoint-35-g2"
+
+
+def test_no_repository_is_not_found(tmp_path, call):
+    for arguments in (("rollback", "latest"), ("undo",), ("reflog",)):
+        assert call("ckpt", *arguments, tmp_path / "no").status == 66
+
+
+def test_prune_says_what_undo_needs_and_forgets_it_when_told(repo, call):
+    call("ckpt", "rollback", "step:10", repo)
+    kept = call("ckpt", "prune", repo, "--keep-last", "1", "--yes").stdout
+    assert "checkpoint-35-g2  `ckpt undo` goes back to it" in kept
+    call("ckpt", "prune", repo, "--keep-last", "1", "--forget-undo", "--yes")
+    outcome = call("ckpt", "undo", repo)
+    assert outcome.status == 66
+    assert "cannot be undone" in outcome.stderr

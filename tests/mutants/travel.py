@@ -1,0 +1,104 @@
+"""Defects of going back by hand, of taking it back, and of what is kept for that."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+BACK = "tests/unit/vault/test_going_back.py"
+MOVES = "resilient/vault/registry/moves.py"
+TRAVEL = "resilient/vault/rollback.py"
+
+MUTANTS = [
+    Mutant(
+        "going back claims no life, so nothing is fenced and nothing moves",
+        TRAVEL,
+        "    check_fence(store, life.number)\n",
+        "    store.delete(f'generations/g{life.number:06d}.json')\n",
+        f"{BACK} -k adds_one_record",
+    ),
+    Mutant(
+        "going back begins from the newest",
+        TRAVEL,
+        "        journey.after,\n        cause=",
+        "        journey.before,\n        cause=",
+        f"{BACK} -k adds_one_record",
+    ),
+    Mutant(
+        "a damaged target is gone back to",
+        TRAVEL,
+        "    if damaged:\n",
+        "    if False:\n",
+        f"{BACK} -k damaged_target",
+    ),
+    Mutant(
+        "who was outranked at the same moment hears that it went back",
+        TRAVEL,
+        "    check_fence(store, life.number)\n",
+        "",
+        f"{BACK} -k two_who_go_back",
+    ),
+    Mutant(
+        "a target that a rotation took is called gone back to",
+        TRAVEL,
+        "        store.stat(journey.after.manifest_key)\n",
+        "        pass\n",
+        f"{BACK} -k rotation_takes",
+    ),
+    Mutant(
+        "an undo is undone by the next undo",
+        MOVES,
+        "                open_moves.pop()\n",
+        "                open_moves.append(number)\n",
+        f"{BACK} -k one_after_the_other",
+    ),
+    Mutant(
+        "undo takes the trainer's own rollback back",
+        MOVES,
+        'ROLLBACK = "ckpt-rollback"\n',
+        'ROLLBACK = "rollback"\n',
+        f"{BACK} -k of_the_trainer_itself",
+    ),
+    Mutant(
+        "undo goes to where the life before began and not to where it ended",
+        MOVES,
+        "            if own:\n",
+        "            if own and self._lives[number].parent:\n",
+        f"{BACK} -k one_after_the_other",
+    ),
+    Mutant(
+        "undo guesses over a record that it cannot read",
+        MOVES,
+        "            if life is None:\n                raise IntegrityError(",
+        "            if life is None:\n                continue\n            if life is None:\n"
+        "                raise IntegrityError(",
+        f"{BACK} -k does_not_guess",
+    ),
+    Mutant(
+        "a rotation deletes what a person left",
+        MOVES,
+        "                if life.cause in BY_HAND:\n",
+        "                if False:\n",
+        f"{BACK} -k keeps_what_a_person_left",
+    ),
+    Mutant(
+        "a rotation keeps what a stale process saved",
+        MOVES,
+        "                break\n",
+        "                pass\n",
+        f"{BACK} -k restart_left_before",
+    ),
+    Mutant(
+        "prune deletes what undo goes back to",
+        MOVES,
+        '    elif left == "undo":\n',
+        '    elif left == "never":\n',
+        f"{BACK} -k prune_keeps",
+    ),
+    Mutant(
+        "a moment means what was saved after it",
+        "resilient/vault/registry/references.py",
+        "created_at) <= moment:\n",
+        "created_at) >= moment:\n",
+        f"{BACK} -k moment_means",
+    ),
+]
