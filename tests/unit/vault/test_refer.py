@@ -233,47 +233,52 @@ def test_what_is_left_of_a_file_is_one_that_others_read(store):
     assert torch.equal(loaded["trained"], torch.full((100,), 2.0))
 
 
-def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(store, monkeypatch):
-    """And what looks the same at first sight is told apart by its digest."""
+@pytest.fixture
+def digested(store, monkeypatch):
+    """Save tensors as the steps of one life, and tell how many bytes each digest is of."""
     glimpses, lengths = Glimpses(), []
     digest = glimpse.digest_slowly
     monkeypatch.setattr(
         glimpse, "digest_slowly", lambda one, told: [lengths.append(len(one)), digest(one, told)][1]
     )
-    tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
 
-    def division(number, bases):
+    def division(number, bases, **tensors):
+        lengths.clear()
         parts = {"model": Part(Values(**{name: one.clone() for name, one in tensors.items()}))}
         staged = stage(capture(number, parts, 0), World(), Arena())
         found = divide(store, step(number), staged.files, staged.parts, bases, glimpses=glimpses)
         written = write(store, step(number), 0, found.files, staged.parts)
         commit(store, gather_receipts(empty_manifest(step(number)), [found.complete(written)]))
-        return found
+        return [one.name for one in found.referred], lengths
 
-    division(1, [])
+    return division
+
+
+def test_what_has_changed_for_certain_is_not_digested_to_find_that_out(
+    digested, store, monkeypatch
+):
+    """And what looks the same at first sight is told apart by its digest."""
+    tensors = {name: torch.zeros(20_000) for name in ("frozen", "trained", "sparse")}
+    _, lengths = digested(1, [], **tensors)
     assert 80_000 not in lengths, "there is nothing to compare with"
     tensors["trained"] += 1
     tensors["sparse"][5000] = 1
-    lengths.clear()
-    found = division(2, [Base(step(1))])
-    assert [one.name for one in found.referred] == ["model/frozen"]
+    referred, lengths = digested(2, [Base(step(1))], **tensors)
+    assert referred == ["model/frozen"]
     assert lengths.count(80_000) == 3, "frozen, sparse; and what is left of a file is digested"
     assert verify(store, step(2), "deep") == []
-    lengths.clear()
-    for name in ("trained", "sparse"):
-        tensors[name].add_(1)
-    tensors["frozen"] = torch.zeros(5)
-    division(3, [Base(step(2))])
-    lengths.clear()
-    for name in ("trained", "sparse"):
-        tensors[name].add_(1)
-    assert division(4, [Base(step(3))]).referred == ()
-    assert 80_000 not in lengths, "the file is written anyway: five numbers are no reason"
     for one in tensors.values():
         one.add_(1)
     monkeypatch.setattr(refer, "read_manifest", lambda *_: pytest.fail("the store was asked"))
-    assert division(5, [Base(step(4))]).referred == ()
-    assert 80_000 not in lengths, "everything changed"
+    referred, lengths = digested(3, [Base(step(2))], **tensors)
+    assert (referred, 80_000 in lengths) == ([], False), "everything changed"
+
+
+def test_a_file_that_is_written_anyway_is_not_digested_before(digested):
+    few, many = torch.zeros(5), torch.zeros(20_000)
+    digested(1, [], few=few, many=many)
+    referred, lengths = digested(2, [Base(step(1))], few=few, many=many + 1)
+    assert (referred, 80_000 in lengths) == ([], False), "five numbers are worth no reference"
 
 
 def test_a_save_that_writes_little_asks_for_little_room(store):
