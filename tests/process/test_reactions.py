@@ -30,6 +30,7 @@ def test_a_wait_before_the_next_try_is_told_and_ends_with_a_stop(train):
     began = time.monotonic()
     assert agent.end() == 75, agent.err
     assert time.monotonic() - began < 10
+    assert "asked to stop during a wait" in agent.err, "and no life was begun to be stopped"
     assert len(agent.said("pid")) == 2
 
 
