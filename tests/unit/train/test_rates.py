@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from resilient.train.measures.meters import Meters
 from resilient.train.schedules.create import carry_over
 from resilient.train.schedules.metric import greedy, is_fed_by_metric, plateau
 
@@ -15,6 +18,14 @@ def tensor_rate():
     """Return an optimizer with such a rate, and the tensor."""
     rate = torch.tensor(0.5)
     return SGD([torch.nn.Parameter(torch.ones(1))], lr=rate), rate
+
+
+def test_the_rate_of_a_step_is_logged_and_not_what_the_tensor_became_since():
+    meters = Meters(torch.device("cpu"), 1)
+    _, rate = tensor_rate()
+    meters.end_step(torch.tensor(1.0), rate)
+    rate.fill_(0.25)
+    assert json.dumps(meters.take()["learning_rate"]) == "0.5"
 
 
 @pytest.mark.parametrize("make", [greedy, plateau])
