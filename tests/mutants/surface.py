@@ -45,6 +45,20 @@ MUTANTS = [
         EVALUATIONS,
     ),
     Mutant(
+        "an override of an optimizer's class is not asked",
+        "resilient/train/surface/making.py",
+        "                recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)\n",
+        "                recipe = optimizers.optimizer_recipe(self.args, self.model)\n",
+        "tests/unit/train/test_optimizer_class.py",
+    ),
+    Mutant(
+        "a card forgets the tags of the one that is there",
+        "resilient/train/model/card.py",
+        '        tags=[*listed(told.tags), *tags_in(folder / "README.md")],\n',
+        "        tags=listed(told.tags),\n",
+        "tests/unit/train/test_model_card.py",
+    ),
+    Mutant(
         "a metric that no dataset of a dict gives is found out at the first evaluation",
         "resilient/train/evaluation/evaluate.py",
         "    if sets and not any(",

@@ -7,7 +7,19 @@ maintained packages; ``low_rank``: GaLore and APOLLO; ``muon``: Muon with AdamW 
 
 from __future__ import annotations
 
-from resilient.train.optimizers.create import MAKERS, create_optimizer
+from resilient.train.optimizers.create import (
+    MAKERS,
+    create_optimizer,
+    make_optimizer,
+    optimizer_recipe,
+)
 from resilient.train.optimizers.groups import decay_parameter_names, parameter_groups
 
-__all__ = ["MAKERS", "create_optimizer", "decay_parameter_names", "parameter_groups"]
+__all__ = [
+    "MAKERS",
+    "create_optimizer",
+    "decay_parameter_names",
+    "make_optimizer",
+    "optimizer_recipe",
+    "parameter_groups",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
 from resilient.train.optimizers.groups import parameter_groups
 from resilient.train.optimizers.low_rank import apollo, galore
 from resilient.train.optimizers.muon import muon
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.optimizers.own import Recipe
 
-    Maker = Callable[
-        [TrainingArguments, list[dict[str, Any]], dict[str, Any], nn.Module],
-        torch.optim.Optimizer,
-    ]
+    Maker = Callable[[TrainingArguments, dict[str, Any], nn.Module | None], Recipe]
 
 _BITSANDBYTES = (
     *("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
@@ -57,7 +56,43 @@ MAKERS: dict[str, Maker] = {
         ("schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"), schedule_free
     ),
 }
-"""Name -> a function that makes it over groups of parameters."""
+"""Name -> a function that returns its class and its options."""
+
+
+# By what names an option holds the groups themselves.
+_HELD = ("params", "model", "optimizer_dict")
+
+
+def optimizer_recipe(args: TrainingArguments, model: nn.Module | None = None) -> Recipe:
+    """Return the class that ``args.optim`` names, and its options but for the parameters.
+
+    An optimizer that treats modules differently has its groups among the options, as ``params``.
+
+    Raises:
+        ConfigError: an option is not the optimizer's, the package that it comes from is not
+            installed, or it needs the model and none is given.
+    """
+    return MAKERS[args.optim](args, parse_options(args.optim_args), model)
+
+
+def make_optimizer(
+    args: TrainingArguments, model: nn.Module, recipe: Recipe
+) -> torch.optim.Optimizer:
+    """Return an optimizer of a class and its options over ``model``'s parameters.
+
+    They are in the groups of our weight decay, unless the options hold others.
+
+    Raises:
+        ConfigError: the model has nothing to train, or the options do not fit the class.
+    """
+    kind, options = recipe
+    held = next((name for name in _HELD if name in options), None)
+    rest = {name: one for name, one in options.items() if name != held}
+    groups = parameter_groups(model, args.weight_decay) if held is None else options[held]
+    try:
+        return kind(groups, **rest)
+    except ValueError as error:
+        raise ConfigError(f"the options of `{kind.__name__}` do not fit: {error}") from error
 
 
 def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
@@ -67,8 +102,7 @@ def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.O
         ConfigError: the model has nothing to train, an option is not the optimizer's, or the
             package that it comes from is not installed.
     """
-    groups = parameter_groups(model, args.weight_decay)
-    return MAKERS[args.optim](args, groups, parse_options(args.optim_args), model)
+    return make_optimizer(args, model, optimizer_recipe(args, model))
 
 
 def set_mode(optimizer: Any, *, training: bool) -> None:

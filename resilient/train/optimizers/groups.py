@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from resilient.errors import ConfigError
+
+if TYPE_CHECKING:
+    from resilient.train.arguments import TrainingArguments
 
 # Biases and norms are not decayed, by module type and by name (Transformers 5.23, trainer.py).
 _NO_DECAY_MODULES = (nn.LayerNorm,)
@@ -47,3 +50,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [one for name, one in named if name not in decayed], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
+    """Return the model, for an optimizer whose groups depend on its modules.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if model is None:
+        raise ConfigError(
+            f"the optimizer `{args.optim}` treats modules of the model differently, and no model "
+            "was given",
+            hint="call `get_optimizer_cls_and_kwargs(args, model)`",
+        )
+    return model

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from resilient.errors import ConfigError
+from resilient.train.optimizers.groups import given, parameter_groups
 from resilient.train.optimizers.options import typed
 from resilient.train.optimizers.own import adam_options
 from resilient.train.optimizers.packages import package
 
 if TYPE_CHECKING:
-    import torch
-
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.optimizers.own import Groups
+    from resilient.train.optimizers.own import Groups, Recipe
 
 _GALORE = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
 _APOLLO = {
@@ -29,46 +28,35 @@ _APOLLO = {
 }
 
 
-def galore(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], model: nn.Module
-) -> torch.optim.Optimizer:
+def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW or Adafactor of galore-torch; the modules named are projected."""
     found = package(args.optim, "galore_torch", "galore-torch")
-    split = project(args, groups, {**_GALORE, **typed(args.optim, options, _GALORE)}, model)
-    made: torch.optim.Optimizer
+    more = {**_GALORE, **typed(args.optim, options, _GALORE)}
+    made = {"params": project(args, more, model), "lr": args.learning_rate}
     if args.optim == "galore_adafactor":
-        made = found.GaLoreAdafactor(
-            split, lr=args.learning_rate, scale_parameter=False, relative_step=False
-        )
-        return made
+        return found.GaLoreAdafactor, {**made, "scale_parameter": False, "relative_step": False}
     kind = found.GaLoreAdamW8bit if "8bit" in args.optim else found.GaLoreAdamW
-    made = kind(split, lr=args.learning_rate, **adam_options(args))
-    return made
+    return kind, {**made, **adam_options(args)}
 
 
-def apollo(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], model: nn.Module
-) -> torch.optim.Optimizer:
+def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW of apollo-torch; the modules named are projected."""
     found = package(args.optim, "apollo_torch", "apollo-torch")
-    split = project(args, groups, {**_APOLLO, **typed(args.optim, options, _APOLLO)}, model)
-    made: torch.optim.Optimizer = found.APOLLOAdamW(
-        split, lr=args.learning_rate, **adam_options(args)
-    )
-    return made
+    more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
+    made = {"params": project(args, more, model), "lr": args.learning_rate}
+    return found.APOLLOAdamW, {**made, **adam_options(args)}
 
 
-def project(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], model: nn.Module
-) -> Groups:
+def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
     """Return the groups with the weights of the target modules in groups of their own.
 
     Raises:
-        ConfigError: no linear module is named by ``optim_target_modules``.
+        ConfigError: no linear module is named by ``optim_target_modules``, or no model is given.
     """
-    targets = target_weights(args, model)
+    found = given(args, model)
+    targets = target_weights(args, found)
     split = []
-    for group in groups:
+    for group in parameter_groups(found, args.weight_decay):
         chosen = [one for one in group["params"] if id(one) in targets]
         rest = [one for one in group["params"] if id(one) not in targets]
         split += [{**group, "params": rest}] if rest else []

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
 
 Groups = list[dict[str, Any]]
+Recipe = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+"""A class and its options; ``params`` is among them where it wants groups of another kind."""
 
 
 def adam_options(args: TrainingArguments) -> dict[str, Any]:
@@ -22,46 +24,32 @@ def adam_options(args: TrainingArguments) -> dict[str, Any]:
     return {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
 
 
-def adamw(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW, fused if its name says so."""
     typed(args.optim, options, {})
     fused = True if args.optim == "adamw_torch_fused" else None
-    return torch.optim.AdamW(groups, lr=args.learning_rate, **adam_options(args), fused=fused)
+    return torch.optim.AdamW, {"lr": args.learning_rate, **adam_options(args), "fused": fused}
 
 
-def sgd(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def sgd(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return SGD."""
     known = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
-    more = typed(args.optim, options, known)
-    try:
-        return torch.optim.SGD(groups, lr=args.learning_rate, **more)
-    except ValueError as error:
-        raise ConfigError(f"`optim_args` do not fit `sgd`: {error}") from error
+    return torch.optim.SGD, {"lr": args.learning_rate, **typed(args.optim, options, known)}
 
 
-def adagrad(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def adagrad(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Adagrad."""
-    more = typed(args.optim, options, {"lr_decay": 0.0, "eps": 1e-10})
-    return torch.optim.Adagrad(groups, lr=args.learning_rate, **more)
+    known = {"lr_decay": 0.0, "eps": 1e-10}
+    return torch.optim.Adagrad, {"lr": args.learning_rate, **typed(args.optim, options, known)}
 
 
-def rmsprop(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def rmsprop(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return RMSprop."""
     known = {"momentum": 0.0, "alpha": 0.99, "eps": 1e-8, "centered": False}
-    return torch.optim.RMSprop(groups, lr=args.learning_rate, **typed(args.optim, options, known))
+    return torch.optim.RMSprop, {"lr": args.learning_rate, **typed(args.optim, options, known)}
 
 
-def adafactor(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def adafactor(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Adafactor of Transformers with the rate of the arguments: no scale, no own step.
 
     Raises:
@@ -76,7 +64,4 @@ def adafactor(
         ) from error
     typed(args.optim, options, {})
     kind: Any = Adafactor
-    made: torch.optim.Optimizer = kind(
-        groups, lr=args.learning_rate, scale_parameter=False, relative_step=False
-    )
-    return made
+    return kind, {"lr": args.learning_rate, "scale_parameter": False, "relative_step": False}

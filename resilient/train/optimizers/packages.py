@@ -14,11 +14,10 @@ from resilient.train.optimizers.own import adam_options
 from resilient.train.state import absolute_steps
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from resilient.train.arguments import TrainingArguments
-    from resilient.train.optimizers.own import Groups
+    from resilient.train.optimizers.own import Recipe
 
 
 def package(name: str, module: str, wheel: str) -> Any:
@@ -36,41 +35,31 @@ def package(name: str, module: str, wheel: str) -> Any:
         ) from error
 
 
-def lion(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Lion (Chen et al. 2023) of lion-pytorch, with its own betas unless they are given."""
     found = package(args.optim, "lion_pytorch", "lion-pytorch")
     more = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
     betas = (more.get("beta1", 0.9), more.get("beta2", 0.99))
-    made: torch.optim.Optimizer = found.Lion(groups, lr=args.learning_rate, betas=betas)
-    return made
+    return found.Lion, {"lr": args.learning_rate, "betas": betas}
 
 
-def bitsandbytes(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def bitsandbytes(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW, Lion, RMSprop or AdEMAMix of bitsandbytes in 8 or 32 bits, paged or not."""
     name = args.optim
     found = package(name, "bitsandbytes.optim", "bitsandbytes")
     bits = {"optim_bits": 8 if "8bit" in name else 32}
     rate = {"lr": args.learning_rate}
     betas = (args.adam_beta1, args.adam_beta2)
-    made: torch.optim.Optimizer
     if "rmsprop" in name:
         more = typed(name, options, {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0})
-        made = found.RMSprop(groups, **rate, **more, **bits)
-        return made
+        return found.RMSprop, {**rate, **more, **bits}
     paged = {"is_paged": "paged" in name}
     if "ademamix" in name:
-        made = found.AdEMAMix(groups, **rate, **_ademamix(args, options), **bits, **paged)
-        return made
+        return found.AdEMAMix, {**rate, **_ademamix(args, options), **bits, **paged}
     typed(name, options, {})
     if "lion" in name:
-        made = found.Lion(groups, **rate, betas=betas, **bits, **paged)
-    else:
-        made = found.AdamW(groups, **rate, **adam_options(args), **bits, **paged)
-    return made
+        return found.Lion, {**rate, "betas": betas, **bits, **paged}
+    return found.AdamW, {**rate, **adam_options(args), **bits, **paged}
 
 
 def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any]:
@@ -89,21 +78,16 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
     return {"betas": betas, **merged}
 
 
-def torchao(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW of torchao with moments in 8 or 4 bits. It compiles its step."""
     found = package(args.optim, "torchao.optim", "torchao")
     known = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
     more = {**known, **typed(args.optim, options, known)}
     kind = found.AdamW4bit if "4bit" in args.optim else found.AdamW8bit
-    made: torch.optim.Optimizer = kind(groups, lr=args.learning_rate, **adam_options(args), **more)
-    return made
+    return kind, {"lr": args.learning_rate, **adam_options(args), **more}
 
 
-def schedule_free(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW, SGD or RAdam of schedulefree (Defazio et al. 2024).
 
     It has a warm-up of its own: give a schedule that stays constant.
@@ -125,26 +109,17 @@ def schedule_free(
         )
     more = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
     more |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
-    made: torch.optim.Optimizer
     if args.optim == "schedule_free_radam":
-        made = found.RAdamScheduleFree(groups, **more, **adam_options(args))
-        return made
+        return found.RAdamScheduleFree, {**more, **adam_options(args)}
     more["warmup_steps"] = absolute_steps(args.warmup_steps, max(args.max_steps, 0))
     if args.optim == "schedule_free_adamw":
-        made = found.AdamWScheduleFree(groups, **more, **adam_options(args))
-    else:
-        made = found.SGDScheduleFree(groups, **more)
-    return made
+        return found.AdamWScheduleFree, {**more, **adam_options(args)}
+    return found.SGDScheduleFree, more
 
 
-def stable_adamw(
-    args: TrainingArguments, groups: Groups, options: dict[str, Any], _: nn.Module
-) -> torch.optim.Optimizer:
+def stable_adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return StableAdamW of torch-optimi."""
     found = package(args.optim, "optimi", "torch-optimi")
     known = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
     more = typed(args.optim, options, known)
-    made: torch.optim.Optimizer = found.StableAdamW(
-        groups, lr=args.learning_rate, **adam_options(args), **more
-    )
-    return made
+    return found.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}

@@ -17,6 +17,7 @@ from resilient.train.deciding import decide_parallelism
 from resilient.train.default_callbacks import default_callbacks
 from resilient.train.evaluation import results
 from resilient.train.measures.memory import MemoryMeter
+from resilient.train.model.card import Told, write_card
 from resilient.train.model.export import gather_state, write_model
 from resilient.train.model.papers import processing_of, warn_of_tokenizer, write_beside
 from resilient.train.model.precision import Precision
@@ -223,6 +224,43 @@ class TrainerBase(AskingMethods, TrainerPrediction):
             IncompatibleCheckpoint: it holds another model.
         """
         return load_weights(self.session, self.model, os.fspath(checkpoint))
+
+    def create_model_card(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
+        self,
+        language: str | None = None,
+        license: str | None = None,  # noqa: A002 - the field's name
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a draft of the model's card, ``README.md`` of the output folder, on rank zero.
+
+        It says what it is told, the arguments, and the results of the evaluations so far. Of a
+        card that is there the tags are kept, and nothing else. The network is not asked.
+
+        Args:
+            language: of the data.
+            license: of the model.
+            tags: for the Hub.
+            model_name: the title; None: the name of the output folder.
+            finetuned_from: the model that it was before; None: as its configuration says.
+            tasks: identifiers of tasks.
+            dataset_tags: identifiers of datasets on the Hub.
+            dataset: their names.
+            dataset_args: which configuration of each.
+
+        Raises:
+            ConfigError: the card that is there cannot be read.
+            StoreError: the folder cannot be written; an older card is untouched.
+        """
+        if self.state.is_world_process_zero:
+            about = (language, license, tags, model_name, finetuned_from, tasks)
+            told = Told(*about, dataset_tags, dataset, dataset_args)
+            write_card(Path(self.args.output_dir), self.model, told, self.args, self.state)
 
     def save_state(self) -> None:
         """Write ``trainer_state.json`` into the output folder, on rank zero."""

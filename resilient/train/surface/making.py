@@ -38,13 +38,32 @@ class MakingHooks:
 
         Biases and norms are in a group of their own, without weight decay.
         """
-        if self.optimizer is None and self.optimizer_cls_and_kwargs is not None:
-            kind, options = self.optimizer_cls_and_kwargs
-            groups = optimizers.parameter_groups(self.model, self.args.weight_decay)
-            self.optimizer = kind(groups, **options)
         if self.optimizer is None:
-            self.optimizer = optimizers.create_optimizer(self.args, self.model)
+            recipe = self.optimizer_cls_and_kwargs
+            if recipe is None:
+                recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe)
         return self.optimizer
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[Optimizer], dict[str, Any]]:
+        """Return the class that ``args.optim`` names, and its options but for the parameters.
+
+        ``create_optimizer`` calls it, so an override is obeyed. Options may hold the parameters
+        or their groups by the name ``params``, as they do for optimizers that treat modules
+        differently (GaLore, APOLLO, Muon).
+
+        Args:
+            args: of the run.
+            model: whose parameters they will be; only such optimizers need it.
+
+        Raises:
+            ConfigError: an option is not the optimizer's, the package that it comes from is not
+                installed, or it needs the model and none is given.
+        """
+        return optimizers.optimizer_recipe(args, model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: Optimizer | None = None

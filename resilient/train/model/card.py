@@ -1,0 +1,229 @@
+"""A model's card: a README.md that says what was trained, how, and with which results.
+
+Its head is metadata as the Hub reads it (https://huggingface.co/docs/hub/model-cards); each value
+is written as JSON, which is YAML too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import ConfigError
+from resilient.storage.local import LocalStore
+from resilient.train.model.adapters import is_adapted
+from resilient.train.model.papers import base_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from resilient.train.arguments import TrainingArguments
+    from resilient.train.state import TrainerState
+
+GENERATED = "generated_from_trainer"
+# Metrics that the Hub has a page of, by a part of their name.
+METRICS = (
+    *("accuracy", "bleu", "f1", "matthews_correlation", "pearsonr", "precision", "recall"),
+    *("rouge", "sacrebleu", "spearmanr", "wer"),
+)
+_UNWRITTEN = ("Model description", "Intended uses & limitations", "Training and evaluation data")
+_OPTIONS = (
+    *("learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size", "seed"),
+    *("gradient_accumulation_steps", "world_size", "optim", "optim_args", "lr_scheduler_type"),
+    *("warmup_steps", "max_steps", "num_train_epochs", "label_smoothing_factor", "bf16", "fp16"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What nobody but the user knows of a model; one text or several where the name is plural.
+
+    Attributes:
+        language: of its data.
+        license: under which it may be used.
+        tags: for the Hub.
+        model_name: the title.
+        finetuned_from: the model that it was before.
+        tasks: identifiers, as ``text-classification``.
+        dataset_tags: identifiers of datasets on the Hub.
+        dataset: their names.
+        dataset_args: which configuration of each.
+    """
+
+    language: Any = None
+    license: str | None = None
+    tags: Any = None
+    model_name: str | None = None
+    finetuned_from: str | None = None
+    tasks: Any = None
+    dataset_tags: Any = None
+    dataset: Any = None
+    dataset_args: Any = None
+
+
+def write_card(
+    folder: Path, model: nn.Module, told: Told, args: TrainingArguments, state: TrainerState
+) -> None:
+    """Write the card of a model into a folder, whole or not at all.
+
+    Raises:
+        ConfigError: a card that is there cannot be read.
+        StoreError: the folder cannot be written.
+    """
+    base = base_model(model)
+    before = str(getattr(getattr(base, "config", None), "_name_or_path", "") or "")
+    library = "transformers" if hasattr(base, "save_pretrained") else None
+    told = replace(
+        told,
+        tags=[*listed(told.tags), *tags_in(folder / "README.md")],
+        finetuned_from=told.finetuned_from or ("" if Path(before).is_dir() else before) or None,
+        model_name=told.model_name or folder.resolve().name,
+    )
+    text = card_of(told, "peft" if is_adapted(model) else library, args, state.log_history)
+    LocalStore(folder).put("README.md", text.encode())
+
+
+def card_of(
+    told: Told, library: str | None, args: TrainingArguments, history: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the text of a card.
+
+    Args:
+        told: by the user.
+        library: that loads the model, by the Hub's name; None if it is none of those.
+        args: of the run.
+        history: ``log_history`` of its state.
+    """
+    judged = _evaluations(history)
+    results = {_shown_name(name): one for name, one in _metrics(judged[-1])} if judged else {}
+    head = _metadata(told, library, results)
+    lines = ["---", *(f"{key}: {json.dumps(one)}" for key, one in head.items() if one), "---", ""]
+    lines += [f"# {told.model_name}", "", _origin(told), ""]
+    if results:
+        lines += ["It achieves the following results on the evaluation set:", ""]
+        lines += [*(f"- {name}: {_number(one)}" for name, one in results.items()), ""]
+    for title in _UNWRITTEN:
+        lines += [f"## {title}", "", "More information needed", ""]
+    lines += ["## Training procedure", "", "### Training hyperparameters", ""]
+    values = ((name, getattr(args, name)) for name in _OPTIONS)
+    lines += [*(f"- {name}: {one}" for name, one in values if one is not None and one is not False)]
+    lines += [""]
+    if judged:
+        lines += ["### Training results", "", *_table(judged), ""]
+    lines += ["### Framework versions", "", f"- PyTorch {torch.__version__}", ""]
+    return "\n".join(lines)
+
+
+def tags_in(card: Path) -> list[str]:
+    """Return the tags of the card that a folder has already, none if it has no card.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if not card.exists():
+        return []
+    try:
+        from huggingface_hub import ModelCard
+    except ImportError as error:
+        raise ConfigError(
+            f"`{card}` is there, and what reads its tags, huggingface_hub, is not installed",
+            hint=f"pip install huggingface_hub, or mv {card} elsewhere",
+        ) from error
+    try:
+        return [str(one) for one in listed(ModelCard.load(card).data.tags)]
+    except ValueError as error:
+        raise ConfigError(
+            f"the head of `{card}` is no YAML of a model card: {error}",
+            hint=f"mend it, or mv {card} elsewhere",
+        ) from error
+
+
+def listed(value: Any) -> list[Any]:
+    """Return one or several as a list."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _metadata(told: Told, library: str | None, results: Mapping[str, Any]) -> dict[str, Any]:
+    known = {
+        metric: name
+        for metric in METRICS
+        for name in results
+        if metric in name.lower().replace(" ", "_")
+    }
+    return {
+        "library_name": library,
+        "language": listed(told.language),
+        "license": told.license,
+        "base_model": told.finetuned_from,
+        "tags": list(dict.fromkeys([*listed(told.tags), GENERATED])),
+        "datasets": listed(told.dataset_tags),
+        "metrics": list(known),
+        "model-index": _index(told, known, results),
+    }
+
+
+def _index(told: Told, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
+    """Return results as the Hub shows them; it refuses those without a task or a dataset."""
+    tags, names = listed(told.dataset_tags), listed(told.dataset)
+    arguments = listed(told.dataset_args)
+    metrics = [
+        {"name": name, "type": metric, "value": results[name]} for metric, name in known.items()
+    ]
+    found = []
+    for task, (place, tag) in product(listed(told.tasks), enumerate(tags)):
+        dataset = {"name": names[place] if place < len(names) else tag, "type": tag}
+        if place < len(arguments):
+            dataset["args"] = arguments[place]
+        described = {"name": task.replace("-", " ").title(), "type": task}
+        found.append({"task": described, "dataset": dataset, "metrics": metrics})
+    return [{"name": told.model_name, "results": found}] if found and metrics else []
+
+
+def _origin(told: Told) -> str:
+    names = [f"the {one} dataset" for one in listed(told.dataset) or listed(told.dataset_tags)]
+    data = " and ".join(names) or "an unknown dataset"
+    if not told.finetuned_from:
+        return f"This model was trained from scratch on {data}."
+    link = f"[{told.finetuned_from}](https://huggingface.co/{told.finetuned_from})"
+    return f"This model is a fine-tuned version of {link} on {data}."
+
+
+def _evaluations(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what was measured at each step, with the training loss before it as ``loss``."""
+    found: dict[Any, dict[str, Any]] = {}
+    loss: Any = "No log"
+    for one in history:
+        loss = one.get("loss", loss)
+        if any(name.startswith("eval_") for name in one):
+            found[one["step"]] = {**found.get(one["step"], {}), **one, "loss": loss}
+    return list(found.values())
+
+
+def _table(judged: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = dict.fromkeys(name for one in judged for name, _ in _metrics(one))
+    yield "| " + " | ".join(["Training Loss", "Epoch", "Step", *map(_shown_name, names)]) + " |"
+    yield "|" + " --- |" * (3 + len(names))
+    for one in judged:
+        cells = (one.get(name, "") for name in ("loss", "epoch", "step", *names))
+        yield "| " + " | ".join(map(_number, cells)) + " |"
+
+
+def _metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, one) for name, one in entry.items() if name.startswith("eval_"))
+
+
+def _shown_name(name: str) -> str:
+    return " ".join(part.capitalize() for part in name.removeprefix("eval_").split("_"))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
