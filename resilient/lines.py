@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from resilient.errors import ResilientError
+
 
 class LineFile:
     """Appends lines to a file, and never fails: what cannot be written is dropped and counted.
@@ -73,3 +75,10 @@ def say(text: str) -> None:
     # A program may have closed it, or have none.
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"resilient: {text}\n")
+
+
+def say_error(error: ResilientError) -> None:
+    """Write to standard error how an error of ours ended the process, or let it be."""
+    hint = f"\n  hint: {error.hint}" if error.hint else ""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{error.message}  [{error.code}]{hint}\n")

@@ -12,7 +12,6 @@ The spine does the work; this finds the ranks and turns what the user names into
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from resilient import events
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
+from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
 from resilient.opening import open_checkpointer
 from resilient.state.things import Things, gather_things
@@ -160,7 +160,7 @@ class Checkpointer:
         self._things = gather_things(self._given, gang.world.size, rng=self._rng)
         launch, told = gang.launch, self._emitter(gang)
         self._spine = self._open(gang, told)
-        atexit.register(self._end)
+        before_exit(self._end)
         # A launcher that starts it again wants it to go on, not to fall back to the same place.
         is_mine = ref is not None and launch.cause == "start"
         wanted = ref if is_mine and ref else launch.resume
@@ -238,8 +238,9 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save in flight and let go of the repository. Collective.
 
-        Leaving the ``with`` block does the same, and so does the end of the process, but that
-        can only print what went wrong, and comes too late for a near tier and for s3fs.
+        Leaving the ``with`` block does the same, and so does the end of the main program. What
+        goes wrong there is printed; under ``resilient train`` it is how the worker ends, under
+        any other launcher the exit code does not tell.
 
         Crash: as in ``save``.
 
@@ -272,7 +273,7 @@ class Checkpointer:
         spine, self._spine = self._spine, None
         while self._waiting:
             self._waiting.pop().remove()
-        atexit.unregister(self._end)
+        forget(self._end)
         if spine is not None:
             spine.close()
 

@@ -57,9 +57,11 @@ CATCH_ALL = {
     "resilient/agent/workers/bootstrap.py",  # the worker's edge: what it died of is reported
     "resilient/agent/workers/nursery.py",  # whatever a package raises when imported: see `step`
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
+    "resilient/ending.py",  # the edge of a process: what fails there is told
     "resilient/events.py",  # a sink that raises must not stop what it is told of
     "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
 }
+BROAD = ("Exception", "BaseException")
 
 # A suite of tests, inherited by the tests of each store; its methods share nothing.
 LONG_CLASSES = {"resilient/testing/store_contract.py StoreContract"}
@@ -243,15 +245,12 @@ def test_the_library_does_not_print():
 
 def is_broad(handler):
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(
-        kind is None or getattr(kind, "id", "") in ("Exception", "BaseException") for kind in kinds
-    )
+    return any(kind is None or getattr(kind, "id", "") in BROAD for kind in kinds)
 
 
 def suppresses_all(node):
     name = getattr(node.func, "attr", getattr(node.func, "id", "")) if is_call(node) else ""
-    broad = ("Exception", "BaseException")
-    return name == "suppress" and any(getattr(one, "id", "") in broad for one in node.args)
+    return name == "suppress" and any(getattr(one, "id", "") in BROAD for one in node.args)
 
 
 def is_call(node):

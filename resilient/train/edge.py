@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resilient.errors import Preempted, ResilientError
+from resilient.lines import say_error
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,8 +31,7 @@ def end_with_exit_codes() -> None:
             before(kind, error, frames)
         if not isinstance(error, ResilientError):
             return
-        hint = f"\n  hint: {error.hint}" if error.hint else ""
-        sys.stderr.write(f"{error.message}  [{error.code}]{hint}\n")
+        say_error(error)
         # Of all that a hook may raise, this alone decides how the interpreter ends.
         raise SystemExit(error.exit_code)
 

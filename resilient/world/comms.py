@@ -75,6 +75,7 @@ class Comms:
             raise DeadlineExceeded(
                 f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
                 deadline_seconds=within_seconds,
+                hint=_hint(within_seconds),
             )
         for key in keys:
             self._board.remove(key)
@@ -96,6 +97,7 @@ class Comms:
             raise DeadlineExceeded(
                 f"`{topic}`: the coordinator did not rule within {within_seconds:g} s",
                 deadline_seconds=within_seconds,
+                hint=_hint(within_seconds),
             )
         return json.loads(heard[0])
 
@@ -104,3 +106,11 @@ class Comms:
         self._spoken.append(key)
         while len(self._spoken) > 2:  # noqa: PLR2004
             self._board.remove(self._spoken.pop(0))
+
+
+def _hint(within_seconds: float) -> str:
+    return (
+        "see in their logs what those ranks did meanwhile, and run the same command again: it "
+        f"goes on from the newest checkpoint; if ranks may be {within_seconds:g} s apart, with a "
+        "larger TrainingArguments(save_within_seconds=...) or Checkpointer(..., within_seconds=...)"
+    )

@@ -118,8 +118,9 @@ def test_a_coordinator_that_does_not_rule_is_noticed(boards):
         if world.is_coordinator:
             time.sleep(0.6)
             return
-        with pytest.raises(DeadlineExceeded, match="did not rule within"):
+        with pytest.raises(DeadlineExceeded, match="did not rule within") as caught:
             Comms(board, world, "s").broadcast("t", None, 0.2)
+        assert "save_within_seconds" in caught.value.hint
 
     run_gang(2, rank_main)
 

@@ -192,8 +192,12 @@ def test_a_silent_rank_is_named_when_the_deadline_passes():
             return None
         return agree(comms, "t", 1, sum, 0.2)
 
-    with pytest.raises(DeadlineExceeded, match=r"ranks \[1\] did not answer within 0.2 s"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"ranks \[1\] did not answer within 0.2 s"
+    ) as caught:
         run_gang(2, rank_main)
+    for said in ("same command again", "0.2 s apart", "save_within_seconds=", " within_seconds="):
+        assert said in caught.value.hint
 
 
 def test_the_first_ranks_failure_reaches_everyone_at_once():

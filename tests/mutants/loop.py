@@ -8,6 +8,7 @@ LOOP = "tests/unit/test_loop.py"
 CLIPPING = "tests/unit/train/test_clipping.py"
 BAR = "tests/unit/train/test_progress_bar.py"
 LAYOUTS = "tests/process/test_loop_killed.py -k layout"
+LEFT_OPEN = "tests/process/test_left_open.py"
 
 MUTANTS = [
     Mutant(
@@ -72,5 +73,33 @@ MUTANTS = [
         "        self._said_at = 0.0\n        super().close()\n",
         "        super().close()\n",
         BAR,
+    ),
+    Mutant(
+        "what a script left open is closed when pools refuse work",
+        "resilient/ending.py",
+        "        threading._register_atexit(_end_or_tell)",
+        "        atexit.register(_end_or_tell)",
+        f"{LEFT_OPEN} -k pools",
+    ),
+    Mutant(
+        "a fork closes what its parent opened",
+        "resilient/ending.py",
+        "if process == os.getpid() and (is_over or is_last):",
+        "if is_over or is_last:",
+        f"{LEFT_OPEN} -k fork",
+    ),
+    Mutant(
+        "what a running thread has opened is closed before it ends",
+        "resilient/ending.py",
+        "is_over = thread is threading.main_thread() or not thread.is_alive()",
+        "is_over = True",
+        f"{LEFT_OPEN} -k thread",
+    ),
+    Mutant(
+        "the agent does not hear what failed when the script was over",
+        "resilient/agent/workers/bootstrap.py",
+        "        ending.end()\n",
+        "        pass\n",
+        f"{LEFT_OPEN} -k worker_ends",
     ),
 ]

@@ -130,3 +130,31 @@ def test_the_standard_variables_are_enough(bucket, client):
         timeout=60,
     )
     assert ended.stdout == "b'x'\n", ended.stderr
+
+
+UNCLOSED = """
+import sys
+import torch
+from resilient import Checkpointer
+
+model = torch.nn.Linear(2048, 5000)
+opened = Checkpointer(sys.argv[1], model=model)
+opened.resume()
+opened.save(1)
+"""
+
+
+def test_the_last_save_of_a_script_that_closes_nothing_is_there(bucket, client):
+    """To find a host by its name s3fs needs a pool, which takes no work when Python ends."""
+    options = bucket.options(client, bucket.server.endpoint.replace("127.0.0.1", "localhost"))
+    ended = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, bucket.url],
+        env={**os.environ, "RESILIENT_STORAGE_OPTIONS": json.dumps(options)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    store = bucket.open(client)
+    assert [verify(store, one, "full") for one in committed(store)] == [[]], ended.stderr

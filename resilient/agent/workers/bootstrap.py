@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     _log_imports()
     worker = os.getpid()
     try:
-        run_target(arguments)
+        _run_to_the_end(arguments)
     except SystemExit as error:
         code = _code_of_exit(error)
         if code not in (0, _CODE_PREEMPTED) and os.getpid() == worker:
@@ -71,6 +71,19 @@ def run_target(arguments: list[str]) -> None:
     program.__dict__.update(attributes)
     sys.modules["__main__"] = program
     exec(code, program.__dict__)  # noqa: S102 - running the user's program is the purpose
+
+
+def _run_to_the_end(arguments: list[str]) -> None:
+    """Run the program and close what it left open: what fails there has failed in it."""
+    try:
+        run_target(arguments)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    # Who opened anything has imported it; nobody else pays for it.
+    ending = sys.modules.get("resilient.ending")
+    if ending is not None:
+        ending.end()
 
 
 def write_error_file(error: BaseException, code: int) -> None:
