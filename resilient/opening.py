@@ -16,7 +16,8 @@ from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.keeper.link import persister_for
 from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.promoter import Tiering, with_near_tier
+from resilient.vault.saving.near import with_near_tier
+from resilient.vault.saving.promoter import Tiering
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard

@@ -7,12 +7,15 @@ Values are JSON, so nothing received can run code.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import DeadlineExceeded
 from resilient.world.board import Closing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from resilient.world.board import Board
     from resilient.world.world import World
 
@@ -33,6 +36,7 @@ class Comms:
         self.scope = scope
         self._board = board
         self._spoken: list[str] = []
+        self._beats = 0
 
     def key(self, topic: str, who: int | str) -> str:
         """Return where on the board a rank shows its value, or the coordinator its ruling."""
@@ -56,8 +60,31 @@ class Comms:
         """The address of this host as the others reach it."""
         return self._board.here()
 
+    @contextmanager
+    def at_work(self) -> Iterator[Callable[[], None]]:
+        """Yield what to call now and then inside: who waits for this rank goes on waiting then.
+
+        For work without a bound of its own, such as a host's share of a promotion: as long as it
+        goes on, this rank is not silent, however much longer it takes than the others.
+        """
+        key = self.key("beat", self.world.rank)
+
+        def beat() -> None:
+            self._beats += 1
+            self._board.post(key, str(self._beats).encode())
+
+        try:
+            yield beat
+        finally:
+            self._board.remove(key)
+
     def gather(self, topic: str, value: Any, within_seconds: float) -> list[Any] | None:
         """Show ``value``; the coordinator gets everyone's, in the order of ranks.
+
+        Args:
+            topic: names it.
+            value: of this rank.
+            within_seconds: how long a rank may be silent: neither here nor ``at_work``.
 
         Returns:
             The values at the coordinator, None elsewhere.
@@ -69,20 +96,29 @@ class Comms:
         self._board.post(keys[self.world.rank], json.dumps(value).encode())
         if not self.world.is_coordinator:
             return None
-        shown = self._board.wait(keys, within_seconds)
-        if shown is None:
-            silent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
-            raise DeadlineExceeded(
-                f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
-                deadline_seconds=within_seconds,
-                hint=_hint(within_seconds),
-            )
+        before: dict[int, bytes] = {}
+        while (shown := self._board.wait(keys, within_seconds)) is None:
+            absent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
+            beats = self._beats_of(absent)
+            silent = [one for one in absent if beats.get(one) == before.get(one)]
+            if silent:
+                raise DeadlineExceeded(
+                    f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
+                    deadline_seconds=within_seconds,
+                    hint=_hint(within_seconds),
+                )
+            before = beats
         for key in keys:
             self._board.remove(key)
         return [json.loads(one) for one in shown]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
         """Give the coordinator's ``ruling`` to all; other ranks' argument is ignored.
+
+        Args:
+            topic: names it.
+            ruling: of the coordinator.
+            within_seconds: how long it may take while no rank is ``at_work``.
 
         Raises:
             DeadlineExceeded: the coordinator did not rule in time.
@@ -92,14 +128,23 @@ class Comms:
             self._board.post(key, json.dumps(ruling).encode())
             self._forget_older(key)
             return ruling
-        heard = self._board.wait([key], within_seconds)
-        if heard is None:
-            raise DeadlineExceeded(
-                f"`{topic}`: the coordinator did not rule within {within_seconds:g} s",
-                deadline_seconds=within_seconds,
-                hint=_hint(within_seconds),
-            )
+        before: dict[int, bytes] = {}
+        while (heard := self._board.wait([key], within_seconds)) is None:
+            # It may be waiting for any of them.
+            beats = self._beats_of(range(self.world.size))
+            if beats == before:
+                raise DeadlineExceeded(
+                    f"`{topic}`: the coordinator did not rule within {within_seconds:g} s",
+                    deadline_seconds=within_seconds,
+                    hint=_hint(within_seconds),
+                )
+            before = beats
         return json.loads(heard[0])
+
+    def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
+        """Return what those ranks that are at work have shown of it last."""
+        beats = {rank: self._board.peek(self.key("beat", rank)) for rank in ranks}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def _forget_older(self, key: str) -> None:
         """Drop rulings that everyone has heard: a rank that gathers again has read the last."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from boards import PATIENT_SECONDS, Timed
 
 from resilient.errors import DeadlineExceeded, PeerFailed
 from resilient.testing.gang import run_gang
@@ -123,6 +124,43 @@ def test_a_coordinator_that_does_not_rule_is_noticed(boards):
         assert "save_within_seconds" in caught.value.hint
 
     run_gang(2, rank_main)
+
+
+@pytest.mark.parametrize("beats", [3, 1])
+def test_a_rank_is_not_silent_while_it_is_at_work_and_is_when_it_rests_there(boards, beats):
+    timed, is_over = [], threading.Event()
+    is_there = threading.Barrier(2, timeout=PATIENT_SECONDS)
+
+    def rank_main(world, board):
+        board = boards(world, board)
+        if world.is_coordinator:
+            timed.append(Timed(board, "s/t/1"))
+            is_there.wait()
+            try:
+                return Comms(timed[0], world, "s").gather("t", 0, 9)
+            finally:
+                is_over.set()
+        is_there.wait()
+        comms = Comms(board, world, "s")
+        with comms.at_work() as beat:
+            for number in range(3):
+                if number < beats:
+                    beat()
+                # A post is not answered; a question after it on the same line is.
+                assert board.peek("s/beat/1")
+                if number <= beats:
+                    timed[0].let_a_deadline_pass(is_last=number == beats)
+            if beats < 3:
+                assert is_over.wait(PATIENT_SECONDS)
+                return None
+        timed[0].be_patient()
+        return comms.gather("t", 1, 9)
+
+    if beats == 3:
+        assert run_gang(2, rank_main)[0] == [0, 1]
+    else:
+        with pytest.raises(DeadlineExceeded, match=r"ranks \[1\] did not answer within 9 s"):
+            run_gang(2, rank_main)
 
 
 def test_a_server_that_is_gone_is_a_peers_failure():

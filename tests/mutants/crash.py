@@ -123,9 +123,9 @@ MUTANTS = [
     Mutant(
         "a promotion commits before it carries, and the power goes",
         "resilient/vault/tiers/promote.py",
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
         "    put_manifest(tiers.durable, key, data)\n"
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
         DISK,
     ),
 ]

@@ -13,6 +13,7 @@ KEPT = "tests/gang/test_keeper_tiers.py"
 
 PROMOTE = "resilient/vault/tiers/promote.py"
 PROMOTER = "resilient/vault/saving/promoter.py"
+UNEQUAL = "tests/gang/test_unequal_hosts.py"
 STORE = "resilient/vault/tiers/tiers.py"
 
 MUTANTS = [
@@ -26,16 +27,16 @@ MUTANTS = [
     Mutant(
         "a promotion puts the manifest before the files",
         PROMOTE,
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
         "    put_manifest(tiers.durable, key, data)\n"
-        "    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
         SWEEP,
     ),
     Mutant(
         "a promotion leaves behind what the checkpoint refers to",
         PROMOTE,
-        "sum(_carry(tiers, manifest, entry) for entry in here)",
-        "sum(_carry(tiers, manifest, entry) for entry in here if not entry.origin)",
+        "put_bytes = _carry_each(tiers, manifest, here, beat)",
+        "put_bytes = _carry_each(tiers, manifest, [x for x in here if not x.origin], beat)",
         SWEEP,
     ),
     Mutant(
@@ -252,10 +253,9 @@ MUTANTS = [
     Mutant(
         "a host promotes while another still rotates",
         PROMOTER,
-        '            agree(self._comms, f"{topic}/ready", None, lambda _: None, '
-        "desk.limits.within_seconds)\n",
-        "",
-        TOGETHER,
+        "            self._wait(desk)\n",
+        "            pass\n",
+        f"{TOGETHER} -k older_one",
     ),
     Mutant(
         "a run ends well with its best in the near tier alone",
@@ -284,5 +284,26 @@ MUTANTS = [
         "(*owed, *self._on_its_way)",
         "tuple(self._on_its_way)",
         TIERS,
+    ),
+    Mutant(
+        "a host that brings file after file is taken for silent",
+        "resilient/vault/tiers/promote.py",
+        "        beat()\n",
+        "",
+        f"{UNEQUAL} -k three_times",
+    ),
+    Mutant(
+        "a host that brings nothing is waited for without end",
+        "resilient/world/comms.py",
+        "beats.get(one) == before.get(one)]",
+        "one not in beats]",
+        "tests/contract/test_comms.py -k rests_there",
+    ),
+    Mutant(
+        "the ranks that promote nothing do not wait for the one that does",
+        PROMOTER,
+        "            self._wait(desk)\n",
+        "            pass\n",
+        f"{UNEQUAL} -k longer_than",
     ),
 ]

@@ -8,8 +8,8 @@ that a checkpoint is committed.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -27,7 +27,6 @@ from resilient.vault.desk import Orders
 from resilient.vault.registry.retention import Retention
 from resilient.vault.saving.tidy import tidy
 from resilient.vault.tiers.promote import Together, promote
-from resilient.vault.tiers.tiers import TieredStore
 from resilient.world.agreement import agree
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resilient.format.names import CheckpointId
-    from resilient.storage.store import Store
     from resilient.vault.desk import Desk
+    from resilient.vault.tiers.tiers import TieredStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +139,13 @@ class Promoter:
     def plan(self, desk: Desk, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> Orders:
         """Return what must go on now, and what may not leave; asked of the coordinator alone.
 
+        If something is due, waits for what is on its way: here, where all ranks wait for the
+        ruling and hear that this one is at work, and no deadline of theirs runs out.
+
         Crash: nothing changed.
 
         Args:
-            desk: for the time.
+            desk: for the time, and the ranks that wait.
             checkpoint: what the near tier took just now.
             keep: what the run protects, and so wants durable.
         """
@@ -159,6 +161,8 @@ class Promoter:
         if is_due or self._saves == 1 or self._is_owing:
             wanted.add(checkpoint)
             self._began_seconds = now_seconds
+        if any(one not in self._damaged for one in wanted - self._done):
+            self._wait(desk)
         owed = tuple(sorted(wanted - self._done))
         if any(one not in self._damaged for one in owed):
             # Nothing else is on its way, once the next begins.
@@ -167,8 +171,6 @@ class Promoter:
 
     def committed(self, desk: Desk, checkpoint: CheckpointId, orders: Orders) -> None:
         """Promote what is due, in the background, and rotate the near tier of this place.
-
-        If something is due, waits for what is on its way.
 
         Collective: the leader of each place, same checkpoint.
         Crash: either tier is consistent; what is not promoted yet is near.
@@ -246,6 +248,14 @@ class Promoter:
         self._thread.shutdown(wait=True)
         self._comms.close()
 
+    def _wait(self, desk: Desk) -> None:
+        """Wait for what is on its way, as long as that takes."""
+        if self._in_flight is not None:
+            with desk.comms.at_work() as beat:
+                while wait([self._in_flight], desk.limits.within_seconds / 4).not_done:
+                    beat()
+        self._settle()
+
     def _settle(self) -> None:
         """Wait for what is on its way; what failed is owed."""
         in_flight, self._in_flight = self._in_flight, None
@@ -271,8 +281,6 @@ class Promoter:
         """Promote what is due and tell what failed; False if the newest of it is owed."""
         topic = ordered_by.folder
         try:
-            # To who still rotates after what was brought before, older files are leftovers.
-            agree(self._comms, f"{topic}/ready", None, lambda _: None, desk.limits.within_seconds)
             self._bring(desk, topic, due)
         except ResilientError as error:
             desk.tell(facts.PromotionFailed(due[-1].folder, error.message))
@@ -323,27 +331,3 @@ class Promoter:
             desk.emit(events.RotationFailed(self._lacking[0].folder, error.message))
             return False
         return True
-
-
-def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:
-    """Return a desk that saves to ``near`` and promotes to the store of ``desk``.
-
-    Crash: nothing was stored.
-
-    Args:
-        desk: at the durable repository.
-        near: takes every save.
-        tiering: which of them go on, and what stays near.
-
-    Raises:
-        ConfigError: both are one.
-    """
-    if near.url == desk.store.url:
-        raise ConfigError(f"the near tier is the repository itself: {near.url}")
-    durable = desk.store
-
-    def told(key: str, where: str) -> None:
-        desk.emit(facts.NearCopyDoubted(key, where, durable.url))
-
-    tiers = TieredStore(near, durable, told)
-    return replace(desk, store=tiers, promoter=Promoter(tiers, tiering))

@@ -25,7 +25,7 @@ from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.names import CheckpointId
@@ -51,7 +51,7 @@ class Together:
     Attributes:
         comms: the leaders; the coordinator is the first.
         topic: names this promotion, the same for all and never used before.
-        within_seconds: how long they wait for the slowest.
+        within_seconds: how long they wait for one that brings no further file meanwhile.
     """
 
     comms: Comms = field(default_factory=lambda: Comms(MemoryBoard(), World(), "alone"))
@@ -107,7 +107,8 @@ def promote(
         StoreError: a tier failed; the manifest may be there, and if so it is whole.
     """
     together = together or Together()
-    cargo: Any = attempt(lambda: _carry_all(tiers, checkpoint))
+    with together.comms.at_work() as beat:
+        cargo: Any = attempt(lambda: _carry_all(tiers, checkpoint, beat))
     shown = cargo
     if not isinstance(cargo, Failure):
         shown = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
@@ -120,7 +121,8 @@ def promote(
     if ruling["is_new"]:
         # A sweep that looked before the manifest came may have taken any of it for leftovers.
         leads = together.comms.world.is_coordinator
-        again = attempt(lambda: _carry_again(tiers, cargo, signature=leads))
+        with together.comms.at_work() as beat:
+            again = attempt(lambda: _carry_again(tiers, cargo, beat, signature=leads))
         put_bytes += _agree(together, "again", again, sum)
         if leads and cargo.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
@@ -132,7 +134,9 @@ def _agree(together: Together, what: str, shown: Any, rule: Callable[[list[Any]]
     return agree(together.comms, topic, shown, rule, together.within_seconds)
 
 
-def _carry_all(tiers: TieredStore, checkpoint: CheckpointId) -> _Cargo | None:
+def _carry_all(
+    tiers: TieredStore, checkpoint: CheckpointId, beat: Callable[[], None]
+) -> _Cargo | None:
     """Put what lies in this near tier; None if the checkpoint is gone."""
     key = checkpoint.manifest_key
     was_committed = is_committed(tiers.durable, checkpoint)
@@ -143,17 +147,19 @@ def _carry_all(tiers: TieredStore, checkpoint: CheckpointId) -> _Cargo | None:
     except KeyNotFound:
         return None
     here = [one for one in manifest.files if _size_of(tiers.near, manifest.key(one.name)) >= 0]
-    put_bytes = sum(_carry(tiers, manifest, entry) for entry in here)
+    put_bytes = _carry_each(tiers, manifest, here, beat)
     return _Cargo(manifest, data, [one.name for one in here], put_bytes, was_committed)
 
 
-def _carry_again(tiers: TieredStore, cargo: _Cargo | None, *, signature: bool) -> int:
+def _carry_again(
+    tiers: TieredStore, cargo: _Cargo | None, beat: Callable[[], None], *, signature: bool
+) -> int:
     if cargo is None:
         return 0
     if signature:
         _carry_signature(tiers, cargo.manifest)
     here = [one for one in cargo.manifest.files if one.name in cargo.names]
-    return sum(_carry(tiers, cargo.manifest, entry) for entry in here)
+    return _carry_each(tiers, cargo.manifest, here, beat)
 
 
 def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int) -> dict[str, Any]:
@@ -171,6 +177,20 @@ def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int
     check_fence(tiers.durable, mine)
     put_manifest(tiers.durable, manifest.checkpoint.manifest_key, cargo.data)
     return {"put": put_bytes + len(cargo.data), "is_new": True}
+
+
+def _carry_each(
+    tiers: TieredStore,
+    manifest: Manifest,
+    entries: Iterable[FileEntry],
+    beat: Callable[[], None],
+) -> int:
+    """Put files one after the other; return how many bytes that took."""
+    put_bytes = 0
+    for entry in entries:
+        put_bytes += _carry(tiers, manifest, entry)
+        beat()
+    return put_bytes
 
 
 def _carry(tiers: TieredStore, manifest: Manifest, entry: FileEntry) -> int:
