@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a group with holes is relied on",
         "resilient/vault/reuse/refer.py",
-        "        groups = [one for one in groups if is_there(store, one.shares, lengths)]\n",
+        "        groups = [one for one in groups if is_there(store, one.shares, bounds.lengths)]\n",
         "",
         REFER,
     ),

@@ -165,4 +165,25 @@ MUTANTS = [
         "    documents = set[str]()",
         REFER,
     ),
+    Mutant(
+        "what is left of a file is copied, whatever memory is left",
+        "resilient/vault/reuse/cover.py",
+        "length - taken_bytes <= room_bytes",
+        "length > room_bytes",
+        "tests/unit/vault/test_refer.py -k shorter_copy",
+    ),
+    Mutant(
+        "files are copied at once, whatever memory is left",
+        "resilient/vault/saving/write.py",
+        "        at_once = min(at_once, copies_bytes_max // copied_bytes)\n",
+        "        pass\n",
+        "tests/unit/vault/test_write.py -k as_memory",
+    ),
+    Mutant(
+        "the keeper does not say what its bound has left",
+        "resilient/vault/keeper/seat.py",
+        "share.spare_bytes(used_bytes)",
+        "None",
+        "tests/gang/test_keeper_copies.py",
+    ),
 ]

@@ -53,6 +53,21 @@ class Share:
         left_bytes = memory_left_bytes() if self.is_auto else None
         return left_bytes is not None and left_bytes > needed_bytes + SPARE_BYTES
 
+    def spare_bytes(self, used_bytes: int) -> int | None:
+        """Return how much this rank's save may take for a while beside what is staged.
+
+        Args:
+            used_bytes: what this rank has staged.
+
+        Returns:
+            None if nothing bounds it.
+        """
+        if not self.size_bytes:
+            return None
+        left_bytes = memory_left_bytes() if self.is_auto else None
+        free_bytes = 0 if left_bytes is None else (left_bytes - SPARE_BYTES) // self.ranks
+        return max(self.size_bytes - used_bytes, free_bytes, 0)
+
     def refuse(self, needed_bytes: int) -> ResilientError:
         """Return the error that says that the host's bound is smaller than what is needed of it."""
         if self.is_auto:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from resilient.format.manifest import Receipt
     from resilient.vault.keeper.guest import Guest
+    from resilient.vault.keeper.leased import Share
     from resilient.vault.keeper.room import Room, Segment
     from resilient.vault.saving.persist import Job
 
@@ -168,6 +170,7 @@ class Seat:
         guest, comms = self._at_work()
         within_seconds = guest.limits.within_seconds
         job, stream = from_json(asked["job"], self._memory_of, guest.world.rank, within_seconds)
+        job = _bounded(job, self._room.share, self._segments)
         clock = SystemClock()
         level = Level.INFO if guest.world.is_coordinator else Level.WARNING
         sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
@@ -268,6 +271,12 @@ def _leave_will(board: SocketBoard, comms: Comms, topic: str) -> None:
         who, value = "ruling", value | {"rank": 0}
     for agreement in (space_topic(topic), topic):
         board.will(comms.key(agreement, who), json.dumps(value).encode())
+
+
+def _bounded(job: Job, share: Share, segments: Mapping[str, Segment]) -> Job:
+    """Return a job whose copies fit in what the rank's share has left."""
+    used_bytes = sum(one.size_bytes for one in segments.values())
+    return replace(job, copies_bytes_max=share.spare_bytes(used_bytes))
 
 
 def _held_of(receipt: Receipt, job: Job, segments: Mapping[str, Segment]) -> dict[str, Held]:

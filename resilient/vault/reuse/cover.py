@@ -1,8 +1,8 @@
-"""What protects the files that a save refers to: whole groups, or it refers to others."""
+"""Which files are worth a reference, and what protects those: whole groups, or none does."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import ResilientError
@@ -13,6 +13,37 @@ if TYPE_CHECKING:
     from resilient.format.manifest import Manifest
     from resilient.format.parity import ParityGroup
     from resilient.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What decides whether a file is referred to, or written in part.
+
+    Attributes:
+        share_min: one in how many bytes is enough.
+        lengths: bytes of the files there, by key, and of the staged ones, by name.
+        tensors: how many each staged file holds.
+        copies_bytes_max: memory for what is left of a staged file; None if nothing bounds it.
+    """
+
+    share_min: int
+    lengths: Mapping[str, int]
+    tensors: Mapping[str, int]
+    copies_bytes_max: int | None
+
+    def allow(self, name: str, taken_bytes: int, taken: int) -> bool:
+        """Say whether enough of a file is referred to, and what is left of it can be copied.
+
+        Args:
+            name: of a staged file, or the key of one that is there.
+            taken_bytes: that are referred to.
+            taken: in how many tensors.
+        """
+        length, room_bytes = self.lengths[name], self.copies_bytes_max
+        if taken_bytes * self.share_min < length:
+            return False
+        is_copied = taken < self.tensors.get(name, 0)
+        return not is_copied or room_bytes is None or length - taken_bytes <= room_bytes
 
 
 def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:

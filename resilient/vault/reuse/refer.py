@@ -24,7 +24,7 @@ from resilient.format.parity import parity_bytes
 from resilient.format.thinning import without
 from resilient.vault.reading.recall import RecallingStore
 from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.reuse.cover import groups_of_origin, is_there, is_worth
+from resilient.vault.reuse.cover import Bounds, groups_of_origin, is_there, is_worth
 from resilient.vault.reuse.glimpse import Glimpses, digested
 from resilient.vault.tiers.tiers import TieredStore
 
@@ -163,6 +163,7 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
     *,
     parity: int = 0,
     glimpses: Glimpses | None = None,
+    copies_bytes_max: int | None = None,
     told: Callable[[int], None] = nobody,
 ) -> Division:
     """Return what must be written of ``files``, and where the rest of it is.
@@ -181,6 +182,8 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
         parity: how many files of this rank may be lost; if any, only files are referred to that
             are protected where they lie.
         glimpses: of what this rank staged last; spare work.
+        copies_bytes_max: memory for what is left of a file, if it is bounded: one of which more
+            is left is written as it lies.
         told: told of each piece's length when it is digested, and may take its time.
     """
     documents = {one.document for one in parts}
@@ -199,10 +202,12 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
     entries = {manifest.key(one.name): one for one in manifest.files}
     lengths = {key: one.size_bytes for key, one in entries.items()}
     lengths |= {file.name: file.size_bytes for file in files}
-    matches = _bounded(_there(store, _bounded(matches, lengths), lengths), lengths)
+    tensors = {file.name: len(file.tensors) for file in files}
+    bounds = Bounds(SHARE_MIN, lengths, tensors, copies_bytes_max)
+    matches = _bounded(_there(store, _bounded(matches, bounds), lengths), bounds)
     groups: tuple[ParityGroup, ...] = ()
     if parity:
-        matches, groups = _protected(store, manifest, matches, lengths)
+        matches, groups = _protected(store, manifest, matches, bounds)
     origins = dict.fromkeys(one.place.file for one in matches)
     origins |= dict.fromkeys(name for group in groups for name in group.shares)
     return Division(
@@ -215,7 +220,7 @@ def divide(  # noqa: PLR0913 - a save as one rank sees it
 
 
 def _protected(
-    store: Store, manifest: Manifest, matches: list[_Match], lengths: Mapping[str, int]
+    store: Store, manifest: Manifest, matches: list[_Match], bounds: Bounds
 ) -> tuple[list[_Match], tuple[ParityGroup, ...]]:
     """Drop what lies in files that nothing protects; return the rest and its groups.
 
@@ -227,10 +232,10 @@ def _protected(
         wanted = Counter[str]()
         for one in matches:
             wanted[one.place.file] += one.place.size_bytes
-        groups = [one for one in groups if is_worth(one, wanted, lengths, SHARE_MIN)]
-        groups = [one for one in groups if is_there(store, one.shares, lengths)]
+        groups = [one for one in groups if is_worth(one, wanted, bounds.lengths, SHARE_MIN)]
+        groups = [one for one in groups if is_there(store, one.shares, bounds.lengths)]
         safe = {name for group in groups for name in group.files}
-        fewer = _bounded([one for one in matches if one.place.file in safe], lengths)
+        fewer = _bounded([one for one in matches if one.place.file in safe], bounds)
         if len(fewer) == len(matches):
             return matches, tuple(groups)
         matches = fewer
@@ -290,24 +295,20 @@ def _matches(file: HostFile, places: Mapping[_What, StoredRegion]) -> Iterator[_
                 yield _Match(file.name, one.start, tensor, place)
 
 
-def _bounded(matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
-    """Drop what is not worth a reference, until all bounds hold.
-
-    Args:
-        matches: what could be referred to.
-        lengths: bytes of the files there, by key, and of the staged ones, by name.
-    """
+def _bounded(matches: list[_Match], bounds: Bounds) -> list[_Match]:
+    """Drop what is not worth a reference, or leaves too much to copy, until all bounds hold."""
     folders = Counter[CheckpointId | None]()
     for one in matches:
         folders[origin_of(one.place.file)] += one.place.size_bytes
     few = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
     kept = [one for one in matches if origin_of(one.place.file) in few]
     while True:
-        share = Counter[str]()
+        share, count = Counter[str](), Counter[str]()
         for one in kept:
-            share[one.file] += one.place.size_bytes
-            share[one.place.file] += one.place.size_bytes
-        worth = {name for name, size in share.items() if size * SHARE_MIN >= lengths[name]}
+            for name in (one.file, one.place.file):
+                share[name] += one.place.size_bytes
+                count[name] += 1
+        worth = {name for name, size in share.items() if bounds.allow(name, size, count[name])}
         fewer = [one for one in kept if one.file in worth and one.place.file in worth]
         if len(fewer) == len(kept):
             return kept

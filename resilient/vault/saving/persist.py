@@ -67,6 +67,8 @@ class Job:
             and the files are looked for before the commit.
         spoiled: why the bytes are not what they should be, told to all in place of a receipt.
         segment: of the ledger; the coordinator puts it before the manifest that names it.
+        copies_bytes_max: memory for what is left of files whose other bytes the store has, beside
+            the files themselves; None if nothing bounds it.
     """
 
     about: Manifest
@@ -82,6 +84,7 @@ class Job:
     streamed: tuple[Lending, ...] = ()
     has_rival: bool = False
     segment: Segment | None = None
+    copies_bytes_max: int | None = None
 
     @property
     def content(self) -> tuple[Lending, ...]:
@@ -173,14 +176,15 @@ def _divide(desk: Desk, job: Job, glimpses: Glimpses, pace: Pace) -> Division:
         bases,
         parity=desk.limits.parity,
         glimpses=glimpses,
+        copies_bytes_max=job.copies_bytes_max,
         told=pace.did,
     )
 
 
 def _write(desk: Desk, job: Job, division: Division, pace: Pace) -> Receipt:
     checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
-    files, told = division.files, pace.did
-    written = write(desk.store, checkpoint, rank, files, job.parts, parity, told=told)
+    bounds: Any = {"copies_bytes_max": job.copies_bytes_max, "told": pace.did}
+    written = write(desk.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
     return division.complete(written)
 
 

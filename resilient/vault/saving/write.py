@@ -10,6 +10,7 @@ from resilient.format.digest import digest_with, nobody
 from resilient.format.manifest import FileEntry, PartEntry, Receipt, TensorEntry
 from resilient.format.parity import grouped, protect
 from resilient.format.shard import StreamedFile
+from resilient.format.thinning import ThinFile
 from resilient.storage.filling import files_at_once
 from resilient.vault.access.pool import each
 
@@ -36,6 +37,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     parts: Sequence[PartEntry] = (),
     parity: int = 0,
     *,
+    copies_bytes_max: int | None = None,
     told: Callable[[int], None] = nobody,
 ) -> Receipt:
     """Store ``files`` under the checkpoint's folder and return the receipt.
@@ -55,6 +57,8 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
         parts: the parts whose documents are among ``files``.
         parity: how many of these files may be lost later and be computed back; each costs as
             many bytes as the longest, in the store and, meanwhile, in memory.
+        copies_bytes_max: memory for what is left of thinned files, if it is bounded: of those
+            that do not fit together fewer are written at once.
         told: told of each piece's length when it is digested, by several threads, and may take
             its time.
 
@@ -62,10 +66,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
     groups = grouped([file.name for file in files], rank, parity)
-    sizes = [file.size_bytes for file in files]
-    at_once = files_at_once(store, max(sizes, default=0)) if sum(sizes) > SMALL_BYTES else 1
-    if any(isinstance(file, StreamedFile) for file in files):
-        at_once = min(at_once, _STREAMED_AT_ONCE_MAX)
+    at_once = _at_once(store, files, copies_bytes_max)
     everything = chain(files, protect(files, groups))
 
     def write_one(file: Lending) -> tuple[FileEntry, Sequence[TensorEntry]]:
@@ -78,6 +79,20 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     entries = tuple(entry for entry, _ in stored)
     tensors = tuple(tensor for _, proved in stored for tensor in proved)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
+
+
+def _at_once(store: Store, files: Sequence[Lending], copies_bytes_max: int | None) -> int:
+    """Return how many files may be on their way at once, for the store and for memory."""
+    sizes = [file.size_bytes for file in files]
+    if sum(sizes) <= SMALL_BYTES:
+        return 1
+    at_once = files_at_once(store, max(sizes))
+    if any(isinstance(file, StreamedFile) for file in files):
+        at_once = min(at_once, _STREAMED_AT_ONCE_MAX)
+    copied_bytes = max((one.size_bytes for one in files if isinstance(one, ThinFile)), default=0)
+    if copied_bytes and copies_bytes_max is not None:
+        at_once = min(at_once, copies_bytes_max // copied_bytes)
+    return max(at_once, 1)
 
 
 def _prove(

@@ -233,6 +233,33 @@ def test_what_is_left_of_a_file_is_one_that_others_read(store):
     assert torch.equal(loaded["trained"], torch.full((100,), 2.0))
 
 
+@pytest.mark.parametrize("lacking_bytes", [1, 0, None])
+def test_a_file_is_written_as_it_lies_where_no_memory_is_left_for_a_shorter_copy(
+    store, lacking_bytes
+):
+    def division(tensors):
+        staged = stage(capture(2, {"model": Part(Values(**tensors))}, 0), World(), Arena())
+        left_bytes = len(staged.files[0].data) - same.nbytes
+        bound = None if lacking_bytes is None else left_bytes - lacking_bytes
+        bases = [Base(step(1))]
+        return staged, divide(
+            store, step(2), staged.files, staged.parts, bases, copies_bytes_max=bound
+        )
+
+    same, changed = torch.arange(10_000.0), torch.zeros(500)
+    saved(store, 1, same=same, changed=changed)
+    staged, found = division({"same": same, "changed": changed + 1})
+    assert [one.name for one in found.files] == [one.name for one in staged.files]
+    if lacking_bytes:
+        assert found.files[0].data is staged.files[0].data
+        assert found.referred == ()
+    else:
+        assert found.files[0].size_bytes < 3000
+        assert [one.name for one in found.referred] == ["model/same"]
+    _, found = division({"same": same})
+    assert MODEL not in [one.name for one in found.files], "what is all there needs no copy"
+
+
 @pytest.fixture
 def digested(store, monkeypatch):
     """Save tensors as the steps of one life, and tell how many bytes each digest is of."""

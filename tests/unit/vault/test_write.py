@@ -12,7 +12,8 @@ from resilient.format.digest import digest_bytes, digest_file
 from resilient.format.manifest import StoredRegion, TensorEntry
 from resilient.format.names import CheckpointId
 from resilient.format.regions import whole
-from resilient.format.shard import HostFile, StreamedFile
+from resilient.format.shard import HostFile, Slot, StreamedFile, lay_out
+from resilient.format.thinning import without
 from resilient.storage.filling import files_at_once, ranges_of
 from resilient.storage.parts import Parts
 from resilient.testing.memory import MemoryStore
@@ -112,6 +113,22 @@ def test_files_that_are_made_as_they_are_written_are_fewer_at_once():
     write(four, CHECKPOINT, 0, [streamed(one) for one in mine])
     assert (everything.most, four.most) == (8, 4)
     assert four.objects == {CHECKPOINT.key(one.name): one.data for one in mine}
+
+
+def test_of_files_that_are_copied_without_a_part_as_many_are_at_once_as_memory_has_room_for():
+    slots = [Slot("gone", "U8", (100,)), Slot("kept", "U8", (SIZE_BYTES + (1 << 20),))]
+    layout = lay_out(slots, {})
+    data = bytearray(layout.head) + bytearray(layout.size_bytes - len(layout.head))
+    mine = [
+        without(HostFile(f"model.r00000-{number:02d}.safetensors", bytes(data), ()), {start})
+        for start in [layout.starts["gone"]]
+        for number in range(COUNT)
+    ]
+    two, one = Sharing(2), Sharing(1)
+    write(two, CHECKPOINT, 0, mine, copies_bytes_max=3 * mine[0].size_bytes - 1)
+    write(one, CHECKPOINT, 0, mine, copies_bytes_max=1)
+    assert (two.most, one.most) == (2, 1)
+    assert two.objects == {CHECKPOINT.key(one.name): bytes(one.data) for one in mine}
 
 
 def test_a_small_save_is_put_in_one_thread():
