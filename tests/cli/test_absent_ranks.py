@@ -1,4 +1,4 @@
-"""ckpt verify of what one host holds of a near tier says what else it may be than damaged."""
+"""ckpt verify and prune of one host's part of a near tier say what else it may be than damaged."""
 
 from __future__ import annotations
 
@@ -40,3 +40,18 @@ def test_damage_beside_what_is_missing_is_plainly_damage(repo, call):
     (repo / "checkpoint-10-g1" / OPTIMIZER).unlink()
     flip_bit(repo / "checkpoint-10-g1" / MODEL)
     assert "near tier" not in call("ckpt", "verify", repo).stdout
+
+
+def test_one_hosts_part_is_not_pruned_and_that_is_explained(repo, call):
+    near = repo / "checkpoint-10-g1"
+    (near / OPTIMIZER).unlink()
+    before = sorted(near.iterdir())
+    outcome = call("ckpt", "prune", "--keep-last", "1", "--yes", repo)
+    assert outcome.status == 1
+    assert "Nothing was deleted: the newest, checkpoint-10-g1, is not verified" in outcome.stdout
+    assert "every file of rank 1 is missing" in outcome.stdout
+    assert "`near_total_limit`" in outcome.stdout
+    assert sorted(near.iterdir()) == before
+    (near / "state.json").unlink()
+    plain = call("ckpt", "prune", "--keep-last", "1", "--yes", repo)
+    assert (plain.status, "near tier" in plain.stdout) == (1, False)

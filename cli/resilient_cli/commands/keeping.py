@@ -17,7 +17,7 @@ from resilient.vault.rotation.rotate import carry_out, look
 from resilient_cli.completing import complete_ref
 from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
 from resilient_cli.render import Format, show
-from resilient_cli.survey import Level
+from resilient_cli.survey import Level, survey
 from resilient_cli.views.rotation import pruning, tagging, untagging
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def prune(  # noqa: PLR0913 - the options of a command
     asks = not (dry_run or yes)
     _require_decided(retention, output, asks=asks)
     store = open_repository(place, repo)
-    committed_of(store)
+    committed = committed_of(store)
     mine = max(list_numbers(store), default=0)
     found = look(store, retention, in_full=True)
     _require_tags(retention, found, store.url)
@@ -126,7 +126,9 @@ def prune(  # noqa: PLR0913 - the options of a command
             return ANSWER_IS_NO
     if not dry_run:
         plan = carry_out(store, found, mine)
-    show(pruning(store.url, found, plan, done=not dry_run), output)
+    newest = survey(store, committed[:1], Level.QUICK) if plan.held else []
+    why = newest[0] if newest else None
+    show(pruning(store.url, found, plan, done=not dry_run, newest=why), output)
     return ANSWER_IS_NO if plan.held else 0
 
 

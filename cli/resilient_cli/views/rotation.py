@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient_cli.render import Answer, Facts, Table, human_size
-from resilient_cli.views.words import NONE, count, folder
+from resilient_cli.views.words import NONE, count, folder, part_of_near
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.vault.registry.planning import RotationPlan
     from resilient.vault.registry.tags import Tag
     from resilient.vault.rotation.rotate import Found
+    from resilient_cli.survey import Survey
 
 
-def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer:
+def pruning(
+    url: str, found: Found, plan: RotationPlan, *, done: bool, newest: Survey | None = None
+) -> Answer:
     """Return the answer of ``ckpt prune``.
 
     Args:
@@ -22,6 +25,7 @@ def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer
         found: what the plan was made of.
         plan: what goes; as far as it was carried out if ``done``.
         done: whether it was carried out.
+        newest: of the newest checkpoint, if that may be why nothing goes.
     """
     freed = found.freed_bytes if not plan.held else 0
     document = {
@@ -49,7 +53,16 @@ def pruning(url: str, found: Found, plan: RotationPlan, *, done: bool) -> Answer
     gone = [_row(found, one, "delete", _left(found, one)) for one in plan.doomed]
     table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
     ids = tuple(one.folder for one in plan.doomed)
-    return Answer("ckpt.prune", "rotation", document, (table, _closing(plan, freed, done)), ids)
+    told = (_closing(plan, freed, done), *_part_of_near(newest))
+    return Answer("ckpt.prune", "rotation", document, (table, *told), ids)
+
+
+def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
+    if newest is None or not newest.absent_ranks:
+        return ()
+    note = part_of_near(newest.checkpoint, newest.absent_ranks)
+    limit = "The run itself keeps no more of it than `near_total_limit`"
+    return (f"{note} {limit}; to be pruned is the durable repository.",)
 
 
 def _row(found: Found, one: CheckpointId, verdict: str, why: str) -> tuple[str, ...]:

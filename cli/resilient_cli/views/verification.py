@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.vault.health.verify import BY_ITSELF
 from resilient_cli.render import Answer, Table, human_size
-from resilient_cli.views.words import NONE, count, folder
+from resilient_cli.views.words import NONE, count, folder, part_of_near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,12 @@ def verification(
     blocks: tuple[Table | str, ...] = (
         table,
         f"{counts} {ruling}",
-        *[_part_of_near(one) for one in damaged if one.absent_ranks],
+        *[
+            f"{part_of_near(one.checkpoint, one.absent_ranks)} To be verified is the durable "
+            "repository."
+            for one in damaged
+            if one.absent_ranks
+        ],
         *[f"fix: {fix}" for fix in fixes],
     )
     ids = tuple(survey.checkpoint.folder for survey in intact)
@@ -70,17 +75,6 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
         "absent_ranks": list(survey.absent_ranks),
         "findings": [asdict(one) for one in survey.findings],
     }
-
-
-def _part_of_near(survey: Survey) -> str:
-    """Return what else it may be that looks damaged."""
-    ranks = survey.absent_ranks
-    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return (
-        f"note: of {survey.checkpoint.folder} every file of {named} is missing and all others are "
-        "whole. One host's part of a near tier looks so: then nothing is lost, the rest is on the "
-        "other hosts, and to be verified is the durable repository."
-    )
 
 
 def _rows(survey: Survey) -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient_cli.render import age_seconds, human_age
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from resilient.format.names import CheckpointId
 
@@ -43,6 +43,15 @@ def share(part: float, whole: float) -> str:
 def folder(checkpoint: CheckpointId | None) -> str | None:
     """Return a checkpoint's folder, None for none, as JSON wants it."""
     return checkpoint.folder if checkpoint else None
+
+
+def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
+    """Return what a checkpoint may be that lacks every file of some ranks and of no other."""
+    named = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
+    return (
+        f"note: of {checkpoint} every file of {named} is missing and all others are whole. One "
+        "host's part of a near tier looks so: then nothing is lost, the rest is on the other hosts."
+    )
 
 
 def age(then: str, now: str) -> str:
