@@ -40,13 +40,17 @@ class Promise:
     def done(self) -> bool:
         return self._look()
 
-    def result(self) -> object:
+    def exception(self, _seconds: float | None = None) -> Exception | None:
         if not self.is_begun:
             self.run()
         while not self._look():
             pass
-        if self._error is not None:
-            raise self._error
+        return self._error
+
+    def result(self) -> object:
+        error = self.exception()
+        if error is not None:
+            raise error
         return self._result
 
     def _look(self, *, ends: bool = False) -> bool:

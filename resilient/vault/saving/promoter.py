@@ -8,7 +8,7 @@ that a checkpoint is committed.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -252,7 +252,7 @@ class Promoter:
         """Wait for what is on its way, as long as that takes."""
         if self._in_flight is not None:
             with desk.comms.at_work() as beat:
-                while wait([self._in_flight], desk.limits.within_seconds / 4).not_done:
+                while not _has_ended(self._in_flight, desk.limits.within_seconds / 4):
                     beat()
         self._settle()
 
@@ -331,3 +331,12 @@ class Promoter:
             desk.emit(events.RotationFailed(self._lacking[0].folder, error.message))
             return False
         return True
+
+
+def _has_ended(work: Future[bool], seconds: float) -> bool:
+    """Wait for work, and say whether it ended in time; how it ended is told by its result."""
+    try:
+        work.exception(seconds)
+    except TimeoutError:
+        return False
+    return True
