@@ -92,7 +92,7 @@ def connect(world: World, host: str, port: int, *, hosted: bool) -> TcpBoard:
         hosted: true when a launcher's agent serves the store already.
 
     Raises:
-        PeerFailed: no server answered within five minutes.
+        PeerFailed: no server answered within five minutes, or rank 0 cannot listen there.
     """
     try:
         store = dist.TCPStore(
@@ -104,7 +104,7 @@ def connect(world: World, host: str, port: int, *, hosted: bool) -> TcpBoard:
             wait_for_workers=False,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise _gone(error) from error
+        raise PeerFailed(f"no rendezvous store at {host}:{port}: {error}", rank=0) from error
     return TcpBoard(store)
 
 

@@ -180,6 +180,15 @@ def test_a_server_that_is_gone_is_a_peers_failure():
         ask_until_it_is_gone()
 
 
+def test_a_port_that_somebody_else_has_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            PeerFailed, match=rf"no rendezvous store at 127\.0\.0\.1:{port}: .*in use"
+        ):
+            connect(World(0, 1), "127.0.0.1", port, hosted=False)
+
+
 def test_a_socket_server_that_is_gone_is_a_peers_failure():
     server = BoardServer()
     client = SocketBoard(server.address)

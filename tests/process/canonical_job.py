@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -23,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+sys.path += [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
 
 from endings import ending
 
@@ -31,6 +30,7 @@ from resilient import Trainer, TrainerCallback, TrainingArguments
 from resilient.errors import Preempted
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
+from tests.services.ports import held_port
 
 STEPS = 12
 SAMPLES = 100
@@ -123,10 +123,9 @@ class Gangs:
 
     def start(self, size: int, pause: float = 0.0) -> list[int]:
         """Return the processes, by rank."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return [self._fork(rank, size, port, pause) for rank in range(size)]
+        with held_port() as held:
+            port = held.getsockname()[1]
+            return [self._fork(rank, size, port, pause) for rank in range(size)]
 
     def _fork(self, rank: int, size: int, port: int, pause: float) -> int:
         pid = os.fork()

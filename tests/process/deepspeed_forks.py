@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from gangs import ROOT
 
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
+from tests.services.ports import held_ports
 
 # What making an engine and an optimizer would import in each rank.
 _HEAVY = (
@@ -66,8 +66,12 @@ def exit_codes(pids):
 
 def run_forks(script, folder, worlds, *more):
     """Run ``script FOLDER PORT... MORE...`` and insist on success."""
-    ports, path = _free_ports(worlds), folder / "said"
-    with path.open("w") as said, _started(script, folder, [*ports, *more], said) as parent:
+    path = folder / "said"
+    with (
+        held_ports(worlds) as ports,
+        path.open("w") as said,
+        _started(script, folder, [*ports, *more], said) as parent,
+    ):
         assert parent.wait(600) == 0, path.read_text()[-3000:]
 
 
@@ -88,11 +92,3 @@ def _started(script, folder, words, said):
         with suppress(ProcessLookupError):
             os.killpg(worlds.pid, signal.SIGKILL)
         worlds.wait()
-
-
-def _free_ports(count):
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

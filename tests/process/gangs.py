@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
+from tests.services.ports import held_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,19 +18,17 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def gang_of(size, script, *arguments):
     """Yield the processes, by rank; none of them is left at the end."""
-    started = _start(size, script, *arguments)
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+    with held_ports(1) as (port,):
+        started = _start(size, port, script, *arguments)
+        try:
+            yield started
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
 
 
-def _start(size, script, *arguments):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def _start(size, port, script, *arguments):
     started = []
     for rank in range(size):
         launch = Launch(World(rank, size, rank), "127.0.0.1", port)

@@ -11,14 +11,15 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from tests.services.ports import held_ports
 from tests.services.tls import make_certificate
 
 PACKAGES = ("ceph-mon", "ceph-osd", "radosgw", "ceph-common", "openssl")
@@ -113,7 +114,8 @@ class Ceph:
         self._folder = folder
         self._configuration = folder / "ceph.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.port, self.tls_port, monitor, monitor_old = _free_ports(4)
+        self._ports = ExitStack()
+        self.port, self.tls_port, monitor, monitor_old = self._ports.enter_context(held_ports(4))
         self.certificate = make_certificate(folder / "tls")
         self._fsid = str(uuid.uuid4())
         self._monitors = f"[v2:127.0.0.1:{monitor},v1:127.0.0.1:{monitor_old}]"
@@ -197,6 +199,7 @@ class Ceph:
             daemon.kill()
             daemon.wait()
         self._daemons.clear()
+        self._ports.close()
 
     def _run(self, program: str, *arguments: str) -> None:
         given = () if program == "monmaptool" else ("-c", str(self._configuration))
@@ -227,14 +230,6 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def main() -> None:

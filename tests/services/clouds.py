@@ -9,13 +9,14 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.services.ports import held_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,27 +48,25 @@ def azure_program() -> str | None:
 @contextmanager
 def fake_gcs(program: Path) -> Iterator[str]:
     """Run fake-gcs-server; give its URL."""
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    given = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory")
-    with _running(
-        (str(program), *given, "-external-url", url, "-public-host", f"127.0.0.1:{port}"), port
-    ):
-        yield url
+    with held_ports(1) as (port,):
+        url = f"http://127.0.0.1:{port}"
+        given = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory")
+        seen_as = ("-external-url", url, "-public-host", f"127.0.0.1:{port}")
+        with _running((str(program), *given, *seen_as), port):
+            yield url
 
 
 @contextmanager
 def azurite(program: str, folder: Path) -> Iterator[str]:
     """Run Azurite's blob service in ``folder``; give a connection string."""
-    port = _free_port()
-    given = ("--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence")
-    with _running(
-        (program, *given, "--silent", "--skipApiVersionCheck", "--disableTelemetry"), port, folder
-    ):
-        yield (
-            f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
-            f"BlobEndpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT};"
-        )
+    with held_ports(1) as (port,):
+        given = ("--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence")
+        quiet = ("--silent", "--skipApiVersionCheck", "--disableTelemetry")
+        with _running((program, *given, *quiet), port, folder):
+            yield (
+                f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};"
+                f"AccountKey={AZURE_KEY};BlobEndpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT};"
+            )
 
 
 @contextmanager
@@ -95,8 +94,3 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
