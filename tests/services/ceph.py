@@ -8,8 +8,6 @@ monitor, OSD, user, gateway. Run it by hand with ``python -m tests.services.ceph
 from __future__ import annotations
 
 import http.client
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from tests.services.debian import why_missing
 from tests.services.ports import held_ports
 from tests.services.tls import make_certificate
 
@@ -85,17 +84,7 @@ def why_impossible() -> str:
 
     Installs from Debian only as root, and only if apt is there.
     """
-    if all(map(shutil.which, PROGRAMS)):
-        return ""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        return f"not installed, and only root can: apt-get install {' '.join(PACKAGES)}"
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "--no-install-recommends", *PACKAGES)
-    for command in (("apt-get", "update"), install):
-        done = subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
-        if done.returncode:
-            return f"{' '.join(command[:2])} failed: {done.stderr.decode()[-200:]}"
-    return "" if all(map(shutil.which, PROGRAMS)) else "apt-get installed it, and it is not there"
+    return why_missing(PROGRAMS, PACKAGES)
 
 
 class Ceph:

@@ -7,12 +7,13 @@ that holds it ends with the test process, however that ends. Needs root, and ``i
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Self
+
+from tests.services.debian import why_missing
 
 PACKAGES = ("iproute2", "util-linux")
 PROGRAMS = ("ip", "tc", "nsenter", "unshare")
@@ -39,17 +40,7 @@ def why_impossible() -> str:
 def _install() -> str:
     if os.geteuid() != 0:
         return "only root may make network namespaces"
-    if all(map(shutil.which, PROGRAMS)):
-        return ""
-    if shutil.which("apt-get") is None:
-        return f"not installed: {' '.join(PACKAGES)}"
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "--no-install-recommends", *PACKAGES)
-    for command in (("apt-get", "update"), install):
-        done = subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
-        if done.returncode:
-            return f"{' '.join(command[:2])} failed: {done.stderr.decode()[-200:]}"
-    return "" if all(map(shutil.which, PROGRAMS)) else "apt-get installed it, and it is not there"
+    return why_missing(PROGRAMS, PACKAGES)
 
 
 class Namespace:

@@ -137,6 +137,7 @@ def _line(losses: Sequence[Loss], life: int, across: Scale, up: Scale, *, is_los
     shown = [*part[::stride], part[-1]]
     points = " ".join(f"{across(one.step)},{up(one.value)}" for one in shown)
     name = "gone" if is_lost else f"kept k{life % 2}"
+    name += " one" * (len(part) == 1)  # a line of one point would be no more than a speck
     last = part[-1]
     title = f"life {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
     return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

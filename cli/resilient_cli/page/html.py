@@ -35,10 +35,10 @@ def page_of(found: Account, name: str) -> str:
         _classes(found),
         "<h2>Lives</h2>",
         "<p>Triangles are faults, notches are checkpoints; rest on anything for its name.</p>",
-        timeline(found),
+        _scroll(timeline(found)),
         "<h2>Loss</h2>",
         "<p>Lives in turns of two colours; grey is what was rolled back or died.</p>",
-        curve(found),
+        _scroll(curve(found)),
         "<h2>Faults</h2>",
         _faults(found),
         "<h2>Checkpoints</h2>",
@@ -157,4 +157,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
         return f"<tr>{''.join(shown)}</tr>"
 
     body = "".join(row(cells, "td") for cells in rows)
-    return f'<div class="scroll"><table>{row(head, "th")}{body}</table></div>'
+    return _scroll(f"<table>{row(head, 'th')}{body}</table>")
+
+
+def _scroll(shown: str) -> str:
+    """Return what moves sideways on its own where the window is narrow, with the keyboard too."""
+    return f'<div class="scroll" tabindex="0">{shown}</div>'

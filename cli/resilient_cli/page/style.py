@@ -32,20 +32,21 @@ margin:20px 0 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
 .tile b{display:block;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums}
 .tile span{color:var(--dim);font-size:13px}
-.bar{display:flex;height:22px;border-radius:5px;overflow:hidden;background:var(--card)}
-.bar i{display:block}.scroll{overflow-x:auto}
+.bar{display:flex;height:22px;margin-bottom:8px;border-radius:5px;overflow:hidden;background:var(--card)}
+.bar i{display:block}.scroll{overflow-x:auto}.scroll+.scroll{margin-top:18px}
+.scroll:focus-visible{outline:2px solid var(--a);outline-offset:3px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
 th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--line);
 vertical-align:top}
 th{color:var(--dim);font-weight:500;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 .dot{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}
-svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--dim)}
+svg{width:100%;min-width:820px;height:auto;display:block}svg text{font-size:11px;fill:var(--dim)}
 .name{text-anchor:end}.tick{text-anchor:middle}.grid{stroke:var(--line);fill:none}
 .fault{fill:var(--fault)}.strike{stroke:var(--fault);stroke-dasharray:2 3;opacity:.55}
 .saved{stroke:var(--bg);stroke-width:1.5}
-polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
-.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
+polyline{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
+.one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
 """
 
 
