@@ -70,6 +70,7 @@ SPINE = ("resilient/state/", "resilient/vault/", "resilient/checkpointer.py", "r
 TORCH_FREE = (
     *("resilient.vault", "resilient.storage", "resilient.format", "resilient.layouts"),
     "resilient.accounting",
+    "resilient.comparison",
     "resilient_cli",
 )
 

@@ -19,6 +19,7 @@ from resilient.world.launch import read_storage_options
 
 if TYPE_CHECKING:
     from resilient.layouts.values import Contents, Verdict
+    from resilient.storage.folder import Folder
 
 _SIBLINGS_MAX = 3
 
@@ -61,6 +62,23 @@ def look(url: str) -> Looked | None:
         UnknownLayout: it is no checkpoint.
         StoreError: it could not be read.
     """
+    found = opened(url)
+    if found is None:
+        return None
+    folder, listing, contents = found
+    verdict = judge(contents, folder.url)
+    if verdict.answer == "no" and not verdict.command:
+        verdict = judge(contents, folder.url, _sibling(url))
+    return Looked(folder.url, contents, verdict, listing)
+
+
+def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
+    """Return the folder at a place, its files and what they hold; None when there is nothing.
+
+    Raises:
+        UnknownLayout: it is no checkpoint.
+        StoreError: it could not be read.
+    """
     folder = open_folder(url, read_storage_options(os.environ))
     try:
         listing = folder.list()
@@ -71,10 +89,7 @@ def look(url: str) -> Looked | None:
     contents = read_layout(folder, listing)
     if contents is None:
         raise _unknown(folder.url, listing)
-    verdict = judge(contents, folder.url)
-    if verdict.answer == "no" and not verdict.command:
-        verdict = judge(contents, folder.url, _sibling(url))
-    return Looked(folder.url, contents, verdict, listing)
+    return folder, listing, contents
 
 
 def _unknown(url: str, listing: Listing) -> UnknownLayout:

@@ -47,7 +47,7 @@ COMMANDS = {
     "ckpt": LazyCommand(
         "resilient_cli.commands.ckpt",
         "app",
-        "List, inspect, verify, repair, rewind, sign, tag, prune, import and export.",
+        "List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export.",
     ),
     "audit": LazyCommand(
         "resilient_cli.commands.audit",

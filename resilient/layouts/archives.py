@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound
-from resilient.layouts.pickled import Name, TensorRef
+from resilient.format.regions import whole as all_of
+from resilient.layouts.pickled import Name, Stored, TensorRef
 from resilient.layouts.pickles import BYTES_MAX, leaves, read_pickle
 from resilient.layouts.rebuilding import rebuild
-from resilient.layouts.values import ITEM_BITS, OTHER, Tensor, Unreadable
+from resilient.layouts.values import ITEM_BITS, OTHER, Form, Piece, Tensor, Unreadable
 from resilient.layouts.windows import Window
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
 _LEGACY_PROTO_BYTES = 2
+_LEGACY_LENGTH_BYTES = 8
 _LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _NUMBERS = {
     "F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B",
@@ -51,6 +53,9 @@ class Archive:
         value: its object; tensors are references.
         names: what the pickle would import.
         members: place and size of every member by its name after the root folder.
+        byteorder: of the numbers in it.
+        base: where it begins in the file.
+        form: what is at a member's place.
     """
 
     folder: Folder
@@ -60,6 +65,7 @@ class Archive:
     members: Mapping[str, tuple[int, int]]
     byteorder: str = "little"
     base: int = 0
+    form: Form = Form.MEMBER
 
     def tensors(self, part: str = OTHER) -> tuple[Tensor, ...]:
         """Return every tensor under its path with dots.
@@ -67,7 +73,24 @@ class Archive:
         Raises:
             Unreadable: there are more values than bounds allow.
         """
-        return tensors_in(self.value, part, self.name)
+        return tensors_in(self, self.value, part)
+
+    def pieces(self, tensor: TensorRef) -> tuple[Piece, ...]:
+        """Return where a tensor's bytes are, in one piece; none if they are not in here."""
+        place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
+        if place is None:
+            return ()
+        piece = Piece(
+            all_of(tensor.shape),
+            self.name,
+            self.base + place[0],
+            place[1],
+            self.form,
+            tensor.offset,
+            tensor.strides,
+            self.byteorder == "big",
+        )
+        return (piece,)
 
     def number(self, value: Any) -> float | int | None:
         """Return a number, or that of a tensor with one element; None of anything else.
@@ -87,7 +110,9 @@ class Archive:
         item_bytes = ITEM_BITS[tensor.dtype] // 8
         if (tensor.offset + 1) * item_bytes > place[1]:
             return None
-        start = data_start(self.folder, self.name, self.base + place[0])
+        start = self.base + place[0]
+        if self.form is Form.MEMBER:
+            start = data_start(self.folder, self.name, start)
         data = self.folder.read(self.name, start + tensor.offset * item_bytes, item_bytes)
         if len(data) != item_bytes:
             return None
@@ -96,14 +121,21 @@ class Archive:
         return found
 
 
-def tensors_in(value: Any, part: str, file: str) -> tuple[Tensor, ...]:
-    """Return every tensor that a value refers to, by its path with dots between.
+def tensors_in(archive: Archive, value: Any, part: str) -> tuple[Tensor, ...]:
+    """Return every tensor that a value of an archive refers to, by its path with dots between.
 
     Raises:
         Unreadable: there are more values than bounds allow.
     """
     return tuple(
-        Tensor(".".join(map(_word, path)), part, one.dtype, one.shape, (file,))
+        Tensor(
+            ".".join(map(_word, path)),
+            part,
+            one.dtype,
+            one.shape,
+            (archive.name,),
+            archive.pieces(one),
+        )
         for path, one in leaves(value)
         if isinstance(one, TensorRef)
     )
@@ -195,4 +227,22 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
     for _ in ("magic", "version", "system"):
         read_pickle(stream)
     pickled = read_pickle(stream, rebuild)
-    return Archive(folder, name, pickled.value, pickled.names, {}, base=start)
+    members = _legacy_members(pickled.value, read_pickle(stream).value, stream.tell())
+    order = "little"
+    return Archive(folder, name, pickled.value, pickled.names, members, order, start, Form.BYTES)
+
+
+def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]]:
+    """Return where each storage is: after their keys in order, each behind its length."""
+    sizes: dict[str, int] = {}
+    for _, one in leaves(value):
+        held = one.storage if isinstance(one, TensorRef) else one
+        if isinstance(held, Stored) and held.dtype in ITEM_BITS:
+            sizes[held.key] = held.elements * (ITEM_BITS[held.dtype] // 8)
+    members = {}
+    for key in keys if isinstance(keys, list) else []:
+        if not isinstance(key, str) or key not in sizes:
+            break  # of what follows nobody knows where it is
+        members[f"data/{key}"] = (at + _LEGACY_LENGTH_BYTES, sizes[key])
+        at += _LEGACY_LENGTH_BYTES + sizes[key]
+    return members

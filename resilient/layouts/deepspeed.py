@@ -81,12 +81,12 @@ def read_engine(folder: Folder, listing: Listing, prefix: str = "") -> Contents:
 
 def _model(archive: Archive) -> Contents:
     fields = archive.value if isinstance(archive.value, dict) else {}
-    tensors = tensors_in(fields.get("module"), MODEL, archive.name)
+    tensors = tensors_in(archive, fields.get("module"), MODEL)
     if not any(one.elements for one in tensors):
         # With ZeRO 3 the weights are in the optimizer's files, and their shapes here.
         tensors = tuple(
-            Tensor(str(path[-1])[:200], MODEL, "F32", shape, (archive.name,))
-            for path, shape in _shapes(fields.get("param_shapes"))
+            Tensor(name, MODEL, "F32", shape, (archive.name,))
+            for name, shape in shapes_in(fields.get("param_shapes"))
         )
     version = fields.get("ds_version")
     skipped = whole(fields.get("skipped_steps"))
@@ -105,13 +105,13 @@ def _model(archive: Archive) -> Contents:
     )
 
 
-def _shapes(value: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
     """Return the shapes by name; a list has one dictionary for each group of parameters."""
     groups = value if isinstance(value, list) else [value]
     found = []
     for group in groups:
         for name, shape in group.items() if isinstance(group, dict) else ():
-            found.append(((name,), shape_of(shape)))
+            found.append((str(name)[:200], shape_of(shape)))
     return found
 
 
@@ -151,7 +151,7 @@ def _parts(
             state = required(_state(archive), "an optimizer of an engine")
             rank = OPTIMIZER_STATES.search(name)
             label = f"rank {int(rank[1]) if rank else 0}"
-            found = tensors_in(state, OPTIMIZER, name)
+            found = tensors_in(archive, state, OPTIMIZER)
             tensors += [replace(one, name=f"{label}: {one.name}") for one in found]
             optimizer = optimizer or _optimizer(state, archive)
         except Unreadable as error:

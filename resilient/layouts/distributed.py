@@ -11,12 +11,22 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilient.format.regions import Region
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import decimal, whole
 from resilient.layouts.pickled import Made
 from resilient.layouts.pickles import BYTES_MAX, read_pickle
 from resilient.layouts.rebuilding import dtype_of, rebuild, shape_of
-from resilient.layouts.values import MODEL, OPTIMIZER, Optimizer, Problem, Tensor, Unreadable
+from resilient.layouts.values import (
+    MODEL,
+    OPTIMIZER,
+    Form,
+    Optimizer,
+    Piece,
+    Problem,
+    Tensor,
+    Unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +39,21 @@ SLICES = ".distcp"
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a piece of a value is: a file and a range of its bytes."""
+    """Where a piece of a value is: a file and a range of its bytes.
+
+    Attributes:
+        file: the file.
+        start: where it begins, in bytes.
+        size_bytes: how long it is.
+        offsets: of a piece of a tensor, where in it the piece begins.
+        is_plain: whether it lies there as torch saves it, and not compressed.
+    """
 
     file: str
     start: int
     size_bytes: int
+    offsets: tuple[int, ...] | None = None
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +128,9 @@ def value_at(folder: Folder, listing: Listing, index: Index, name: str) -> Any:
         return None
     try:
         found = open_archive(folder, listing, pieces[0].file, pieces[0].start, pieces[0].size_bytes)
+        number = found.number(found.value)
     except Unreadable:
         return None
-    number = found.number(found.value)
     return found.value if number is None else number
 
 
@@ -160,7 +180,29 @@ def _tensor(key: str, entry: Made, part: str, slices: tuple[Slice, ...]) -> Tens
     if isinstance(properties, Made) and dtype is None:
         dtype = properties.get("dtype")
     files = tuple(sorted({one.file for one in slices}))
-    return Tensor(key, part, dtype_of(dtype), shape_of(entry.get("size")), files)
+    pieces = _pieces(entry, slices)
+    return Tensor(key, part, dtype_of(dtype), shape_of(entry.get("size")), files, pieces)
+
+
+def _pieces(entry: Made, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
+    """Return where the boxes of a tensor are; none if one of them cannot be read by ranges."""
+    lengths = {
+        shape_of(one.get("offsets")): shape_of(one.get("sizes"))
+        for one in entry.get("chunks") or ()
+        if isinstance(one, Made)
+    }
+    found = tuple(
+        Piece(
+            Region(one.offsets, lengths[one.offsets]),
+            one.file,
+            one.start,
+            one.size_bytes,
+            Form.ARCHIVE,
+        )
+        for one in slices
+        if one.is_plain and one.offsets in lengths and one.offsets is not None
+    )
+    return found if len(found) == len(slices) else ()
 
 
 def _slices(
@@ -188,7 +230,10 @@ def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
     start, length = whole(info.get("offset")), whole(info.get("length"))
     if not isinstance(name, str) or not isinstance(file, str) or start is None or length is None:
         raise Unreadable("its places are not what torch writes")
-    return name, Slice(f"{prefix}{file}", start, length)
+    offset = key.get("offset")
+    offsets = shape_of(offset) if isinstance(offset, tuple) else None
+    is_plain = not info.get("transform_descriptors")
+    return name, Slice(f"{prefix}{file}", start, length, offsets, is_plain)
 
 
 def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:

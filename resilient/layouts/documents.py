@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.bounds import check_depth
+from resilient.format.regions import whole as all_of
 from resilient.layouts.rebuilding import shape_of
-from resilient.layouts.values import ITEM_BITS, MODEL, Tensor, Unreadable
+from resilient.layouts.values import ITEM_BITS, MODEL, Piece, Tensor, Unreadable
 
 if TYPE_CHECKING:
     from resilient.storage.folder import Folder, Listing
@@ -98,7 +100,8 @@ def read_header(
     tensors, ends = [], []
     for key, entry in entries.items():
         tensor, begin, end = _entry(key, entry, part, name)
-        tensors.append(tensor)
+        piece = Piece(all_of(tensor.shape), name, 8 + length + begin, end - begin)
+        tensors.append(replace(tensor, pieces=(piece,)))
         ends.append((begin, end))
     _check_tiling(ends, size_bytes - 8 - length)
     return tuple(tensors), meta if isinstance(meta, dict) else {}

@@ -52,9 +52,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRef:
-    """A tensor whose bytes are elsewhere; ``offset`` in elements."""
+    """A tensor whose bytes are elsewhere; ``offset`` and ``strides`` in elements."""
 
     dtype: str
     shape: tuple[int, ...]
     storage: Stored | None = None
     offset: int = 0
+    strides: tuple[int, ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.archives import Archive, open_archive
@@ -15,12 +16,12 @@ from resilient.layouts.values import (
     Optimizer,
     Problem,
     Schedule,
-    Tensor,
     Unreadable,
 )
 from resilient.layouts.weights import read_weights
 
 if TYPE_CHECKING:
+    from resilient.layouts.values import Tensor
     from resilient.storage.folder import Folder, Listing
 
 WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
@@ -121,12 +122,7 @@ def _tensors(archive: Archive) -> tuple[Tensor, ...]:
     named = archive.value if isinstance(archive.value, dict) else {}
     parts = {key: _part(key, value) for key, value in named.items()}
     by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
-    return tuple(
-        Tensor(
-            one.name, by_text.get(_head(one.name, by_text), MODEL), one.dtype, one.shape, one.files
-        )
-        for one in found
-    )
+    return tuple(replace(one, part=by_text.get(_head(one.name, by_text), MODEL)) for one in found)
 
 
 def _head(name: str, known: dict[str, str]) -> str:

@@ -113,7 +113,11 @@ def _tensor(made: Made) -> TensorRef:
     if not isinstance(storage, Stored) or type(offset) is not int or offset < 0:
         raise Unreadable("a tensor without its storage")
     name = storage.dtype if dtype is None else dtype_of(dtype)
-    return TensorRef(name, shape_of(shape), storage, offset)
+    strides = shape_of(made.args[3]) if len(made.args) > 3 else None  # noqa: PLR2004
+    found = TensorRef(name, shape_of(shape), storage, offset, strides)
+    if strides is not None and len(strides) != len(found.shape):
+        raise Unreadable("a tensor whose strides are none")
+    return found
 
 
 def _parameter(made: Made) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from resilient.format.regions import Region
 
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
 """The parts that tensors are told apart by."""
@@ -27,6 +30,42 @@ class Unreadable(Exception):
     """A file cannot be read as what it should be; the message says why, in plain words."""
 
 
+class Form(Enum):
+    """What is found where a piece of a tensor begins."""
+
+    BYTES = "bytes"
+    """Its elements."""
+    MEMBER = "member"
+    """The local header of a zip's member, which says where its content begins."""
+    ARCHIVE = "archive"
+    """A whole file of torch's, whose value is this piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a box of a tensor lies; what it costs to look into a file is left to who reads it.
+
+    Attributes:
+        region: the box, in the tensor as it was before it was cut up.
+        file: the file.
+        start: where in the file what ``form`` says begins, in bytes.
+        size_bytes: how long that is at most, headers not counted.
+        form: what is there.
+        first: the element of it that is the box's first.
+        strides: elements between neighbours along each axis; None: row-major.
+        is_swapped: whether its numbers are big-endian.
+    """
+
+    region: Region
+    file: str
+    start: int
+    size_bytes: int
+    form: Form = Form.BYTES
+    first: int = 0
+    strides: tuple[int, ...] | None = None
+    is_swapped: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor as it was before it was cut up.
@@ -37,6 +76,7 @@ class Tensor:
         dtype: a name of :data:`ITEM_BITS`, or what its tool says where there is none.
         shape: elements per axis.
         files: where its bytes are.
+        pieces: boxes that make it whole; none where its tool keeps it in a way of its own.
     """
 
     name: str
@@ -44,6 +84,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     files: tuple[str, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def elements(self) -> int:

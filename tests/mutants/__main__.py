@@ -25,6 +25,7 @@ from tests.mutants import (
     cadence,
     canonical,
     chaos,
+    comparison,
     crash,
     detection,
     evaluation,
@@ -107,6 +108,7 @@ LISTS = {
         notices,
         metrics,
         chaos,
+        comparison,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

@@ -18,6 +18,7 @@ from resilient.vault.health.records import verify_records
 from resilient.vault.registry.catalog import lineage, read_manifest
 from resilient.vault.registry.generations import read_generations
 from resilient.vault.registry.references import resolve
+from resilient_cli.commands.comparing import diff
 from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
 from resilient_cli.commands.repairing import repair
@@ -53,7 +54,7 @@ DAMAGE_FOUND = 1
 NOT_RESUMABLE = 1
 
 app = typer.Typer(
-    help="List, inspect, verify, repair, rewind, sign, tag, prune, import and export.",
+    help="List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -63,7 +64,7 @@ app = typer.Typer(
 
 @app.callback()
 def _ckpt() -> None:
-    """List, inspect, verify, repair, rewind, sign, tag, prune, import and export."""
+    """List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export."""
 
 
 @app.command()
@@ -181,7 +182,7 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (repair, rollback, undo, reflog, tag, untag, prune, sign, export):
+for _command in (repair, diff, rollback, undo, reflog, tag, untag, prune, sign, export):
     app.command()(_command)
 app.command("import")(import_)
 app.command("scan")(scan_)

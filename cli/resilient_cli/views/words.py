@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from resilient_cli.render import age_seconds, human_age
@@ -68,3 +69,14 @@ def inline(values: Mapping[str, Any]) -> str:
 def plain(value: Any) -> str:
     """Return a JSON value for people: strings without their quotes."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def finite(value: Any) -> Any:
+    """Return a value that JSON can say; what is no finite number, or nothing of JSON's, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

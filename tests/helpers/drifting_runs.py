@@ -1,0 +1,60 @@
+"""A run of ours whose two checkpoints differ in known places; nothing in it is computed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import Emitter
+from resilient.opening import open_checkpointer
+from resilient.state.things import gather_things
+
+
+class Tiny(nn.Module):
+    """Two layers; what the second computes with is kept in half the precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.second = nn.Linear(3, 2, bias=False).bfloat16()
+
+
+def write_drifting_run(folder):
+    """Save step 10, then step 20: other moments, some other weights, and random numbers drawn."""
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002 - it is a part of what is saved
+    torch.manual_seed(5)
+    model = Tiny()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    fill(model, optimizer, 10)
+    log = [{"step": 10, "loss": 2.5}]
+    things = gather_things({"model": model, "optimizer": optimizer, "log": log}, 1, rng=True)
+    checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock()))
+    checkpointer.resume({})
+    about = About(config={"seed": 5, "optim": {"lr": 0.5}}, data={"samples": 80})
+    checkpointer.save(10, things.parts, about)
+    checkpointer.wait()
+    fill(model, optimizer, 20)
+    optimizer.param_groups[0]["lr"] = 0.25
+    random.getrandbits(32)
+    torch.rand(100)
+    about = About(config={"seed": 5, "optim": {"lr": 0.25}}, data={"samples": 160})
+    checkpointer.save(20, things.parts, about)
+    checkpointer.close()
+
+
+def fill(model, optimizer, step):
+    with torch.no_grad():
+        for number, one in enumerate(model.parameters()):
+            place = torch.arange(1, one.numel() + 1).view_as(one)
+            one.copy_(place + (step / 64 if number else 0))
+            optimizer.state[one] = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": place * step / 64,
+                "exp_avg_sq": torch.zeros_like(one),
+            }

@@ -1,0 +1,114 @@
+"""Defects of holding two checkpoints together: what would be called equal, or another's."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ELEMENTS = "tests/unit/comparison/test_elements.py"
+MEASURES = "tests/unit/comparison/test_measures.py"
+DRAWS = "tests/unit/comparison/test_draws.py"
+PAIRING = "tests/unit/comparison/test_pairing.py"
+COMPARISON = "tests/unit/comparison/test_comparison.py"
+HOSTILE = "tests/unit/comparison/test_hostile_sides.py"
+DIFF = "tests/cli/test_diff.py"
+
+MUTANTS = [
+    Mutant(
+        "strides of a view are not looked at",
+        "resilient/comparison/reading.py",
+        "        if not _is_row_major(piece):",
+        "        if False:",
+        f"{ELEMENTS} -k torch_loads_it",
+    ),
+    Mutant(
+        "a box begins at the storage's first element",
+        "resilient/comparison/reading.py",
+        "            data = self._bytes(piece, piece.first + first, reach)",
+        "            data = self._bytes(piece, first, reach)",
+        f"{ELEMENTS} -k arithmetic",
+    ),
+    Mutant(
+        "pieces that leave a hole are read as whole",
+        "resilient/comparison/reading.py",
+        "        if not covers(tensor.shape, [one.region for one in tensor.pieces]):",
+        "        if False:",
+        f"{ELEMENTS} -k index_claims",
+    ),
+    Mutant(
+        "ZeRO 3 is put together as if ranks cut the line",
+        "resilient/layouts/partitions.py",
+        "            yield _Run(rank * width, vectors, place, own)",
+        "            yield _Run(0, vectors, place, own)",
+        f"{ELEMENTS} -k arithmetic",
+    ),
+    Mutant(
+        "a slice is believed to have the shape that the index says",
+        "resilient/layouts/places.py",
+        "    if found.shape != piece.region.lengths or found.dtype != dtype:",
+        "    if False:",
+        f"{ELEMENTS} -k slice_of_another_shape",
+    ),
+    Mutant(
+        "numbers that are none are added up",
+        "resilient/comparison/measuring.py",
+        "        if not finite.all():",
+        "        if False:",
+        f"{MEASURES} -k numbers_that_are_none",
+    ),
+    Mutant(
+        "equality is of values where it should be of bits",
+        "resilient/comparison/measuring.py",
+        "differing(before, after) if self._dtypes[0] == self._dtypes[1] else None",
+        "None",
+        f"{MEASURES} -k zeros_of_both",
+    ),
+    Mutant(
+        "minus zero is a number apart from zero",
+        "resilient/comparison/numbers.py",
+        "    found: NDArray[Any] = (size ^ sign) - sign",
+        "    found: NDArray[Any] = size ^ sign",
+        f"{MEASURES} -k zeros_of_both",
+    ),
+    Mutant(
+        "a stream is followed one way",
+        "resilient/comparison/randomness.py",
+        "        behind = _blocks_to(after.words, before.words)",
+        "        behind = None",
+        f"{DRAWS} -k both_directions",
+    ),
+    Mutant(
+        "numbers become names whatever their shapes",
+        "resilient/comparison/naming.py",
+        "    return len(met) * 2 > len(pairs) and all(one == other for one, other in met)",
+        "    return True",
+        f"{PAIRING} -k without_an_order",
+    ),
+    Mutant(
+        "what became NaN is told last",
+        "resilient/comparison/comparing.py",
+        "        return -1e301, change.name",
+        "        return 0.5, change.name",
+        f"{COMPARISON} -k became_no_number",
+    ),
+    Mutant(
+        "any tensor of the same shape is a second name",
+        "resilient/comparison/comparing.py",
+        "    return any(_are_equal(side, alone, one) for one in alike[:_TWINS_MAX])",
+        "    return bool(alike)",
+        f"{COMPARISON} -k second_name",
+    ),
+    Mutant(
+        "what cannot be read counts as equal",
+        "resilient/comparison/values.py",
+        "            or any(one.is_equal is not True for one in self.tensors)",
+        "            or any(one.is_equal is False for one in self.tensors)",
+        f"{HOSTILE} -k shown_without_end",
+    ),
+    Mutant(
+        "a difference is no answer of 1",
+        "cli/resilient_cli/commands/comparing.py",
+        "    return DIFFERENT if exit_code and found.differs else 0",
+        "    return 0",
+        f"{DIFF} -k two_steps",
+    ),
+]
