@@ -10,7 +10,9 @@ DRAWS = "tests/unit/comparison/test_draws.py"
 PAIRING = "tests/unit/comparison/test_pairing.py"
 COMPARISON = "tests/unit/comparison/test_comparison.py"
 HOSTILE = "tests/unit/comparison/test_hostile_sides.py"
+SUMMARY = "tests/unit/comparison/test_summary.py"
 DIFF = "tests/cli/test_diff.py"
+CAT = "tests/cli/test_cat.py"
 
 MUTANTS = [
     Mutant(
@@ -103,6 +105,20 @@ MUTANTS = [
         "            or any(one.is_equal is not True for one in self.tensors)",
         "            or any(one.is_equal is False for one in self.tensors)",
         f"{HOSTILE} -k shown_without_end",
+    ),
+    Mutant(
+        "the mean is that of the last block",
+        "resilient/comparison/summing.py",
+        "            mean += apart * finite.size / (count + finite.size)",
+        "            mean = middle",
+        f"{SUMMARY} -k summed_up",
+    ),
+    Mutant(
+        "any tensor whose name ends so is shown",
+        "cli/resilient_cli/commands/catting.py",
+        "    return alike[0] if len(alike) == 1 else None",
+        "    return alike[0] if alike else None",
+        f"{CAT} -k end_of_a_name",
     ),
     Mutant(
         "a difference is no answer of 1",

@@ -18,6 +18,7 @@ from resilient.vault.health.records import verify_records
 from resilient.vault.registry.catalog import lineage, read_manifest
 from resilient.vault.registry.generations import read_generations
 from resilient.vault.registry.references import resolve
+from resilient_cli.commands.catting import cat
 from resilient_cli.commands.comparing import diff
 from resilient_cli.commands.exchanging import export, import_
 from resilient_cli.commands.keeping import prune, tag, untag
@@ -182,7 +183,7 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
     )
 
 
-for _command in (repair, diff, rollback, undo, reflog, tag, untag, prune, sign, export):
+for _command in (repair, diff, cat, rollback, undo, reflog, tag, untag, prune, sign, export):
     app.command()(_command)
 app.command("import")(import_)
 app.command("scan")(scan_)

@@ -35,7 +35,7 @@ REFS = (
             ("best:loss, best:accuracy:max", "the best that was measured"),
             ("7f3a91c0", "what has a root that begins so: four digits at least"),
             ("runs/mine/checkpoint-120-g3", "a path: repository and checkpoint in one"),
-            ("runs/mine/latest~2", "the same for any reference (`ckpt diff`)"),
+            ("runs/mine/latest~2", "the same for any reference (`ckpt diff` and `ckpt cat`)"),
         ),
     ),
     "Example: resilient ckpt inspect latest~1 runs/mine",

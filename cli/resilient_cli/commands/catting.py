@@ -1,0 +1,152 @@
+"""``resilient ckpt cat``: one tensor of a checkpoint, one value, or one file as it is."""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.comparison.values import SECTIONS
+from resilient.errors import IntegrityError, KeyNotFound, UsageError
+from resilient.layouts.values import Unreadable
+from resilient_cli.completing import complete_ref
+from resilient_cli.places import Place, Repo, output_of
+from resilient_cli.progress import Progress
+from resilient_cli.render import show
+from resilient_cli.views.catting import field_shown, section_shown, tensor_shown
+
+if TYPE_CHECKING:
+    from resilient.comparison.values import Side
+    from resilient.layouts.values import Tensor
+
+_COPY_BYTES = 4 << 20
+_NAMES_MAX = 5_000
+
+
+def cat(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF",
+            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`.",
+            show_default=False,
+            autocompletion=complete_ref,
+        ),
+    ],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A tensor (model/wte.weight), a section or a value (trainer.global_step), or a "
+            "file of the checkpoint (trainer_state.json).",
+            show_default=False,
+        ),
+    ],
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the tensor's bytes: row-major, little-endian.")
+    ] = False,
+    npy: Annotated[
+        bool,
+        typer.Option("--npy", help="Write it as NumPy's .npy; bfloat16 and 8-bit floats as F32."),
+    ] = False,
+    values: Annotated[int, typer.Option(min=0, help="How many of the first elements to show.")] = 8,
+) -> None:
+    """Show one tensor in numbers, one value, or write a file of a checkpoint as it is.
+
+    Of a tensor: shape, dtype, extremes, mean, deviation, norm, how many are zero, NaN or infinite,
+    and the first elements; with --raw or --npy all of them, to stdout. It is streamed, whatever it
+    was cut into. Checkpoints are those of `ckpt diff`: ours and other tools', here or at a URL.
+
+    Example: resilient ckpt cat latest model/wte.weight s3://bucket/run
+
+    Example: resilient ckpt cat out/checkpoint-500 optimizer/0.exp_avg --npy > moment.npy
+    """
+    if raw and npy:
+        raise UsageError("`--raw` and `--npy` are two answers", hint="resilient ckpt cat --help")
+    # Not before it is called: NumPy takes longer to load than `ckpt ls` does.
+    from resilient.comparison.summing import summarize
+    from resilient_cli.sides import side_at
+
+    side = side_at(ref, place, repo)
+    output = output_of(ctx)
+    tensor = _tensor(side, name)
+    if tensor is None and (raw or npy):
+        raise _nothing(side, name)
+    try:
+        if tensor is None:
+            _other(ctx, side, name)
+        elif raw or npy:
+            _write(side, tensor, is_npy=npy)
+        else:
+            with Progress("reading") as told:
+                found = summarize(side, tensor, values, told)
+            show(tensor_shown(side, tensor, found), output)
+    except Unreadable as error:
+        raise IntegrityError(
+            f"`{name}` of {side.url} cannot be read: {error}",
+            key=name,
+            hint=f"resilient ckpt inspect {side.url}",
+        ) from error
+
+
+def _other(ctx: typer.Context, side: Side, name: str) -> None:
+    """Show a section or a value of one, or copy a file."""
+    for section in SECTIONS:
+        fields = side.fields.get(section, {})
+        if name == section and fields:
+            show(section_shown(side, section, fields), output_of(ctx))
+            return
+        field = name.removeprefix(f"{section}.")
+        if field != name and field in fields:
+            show(field_shown(side, name, fields[field]), output_of(ctx))
+            return
+    if name not in side.listing.sizes:
+        raise _nothing(side, name)
+    size_bytes = side.listing.sizes[name]
+    with Progress("reading") as told:
+        for start in range(0, size_bytes, _COPY_BYTES):
+            sys.stdout.buffer.write(side.folder.read(name, start, _COPY_BYTES))
+            told(min(size_bytes, start + _COPY_BYTES), size_bytes)
+    sys.stdout.buffer.flush()
+
+
+def _tensor(side: Side, name: str) -> Tensor | None:
+    """Return the tensor of a name, or of its end if no other ends so: `ckpt diff` cuts prefixes."""
+    part, _, path = name.rpartition("/")
+    mine = [one for one in side.tensors if one.part == part or not part]
+    exact = [one for one in mine if one.name == path]
+    alike = exact or [one for one in mine if one.name.endswith(f".{path}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _nothing(side: Side, name: str) -> KeyNotFound:
+    known = [f"{one.part}/{one.name}" for one in side.tensors]
+    known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
+    near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
+    hint = f"near it: {', '.join(near)}" if near else f"resilient ckpt inspect {side.url} --tensors"
+    return KeyNotFound(f"no `{name[:200]}` in {side.url}", key=name, hint=hint)
+
+
+def _write(side: Side, tensor: Tensor, *, is_npy: bool) -> None:
+    """Write the elements of a tensor to stdout, as they are or as NumPy keeps them."""
+    from resilient.comparison.summing import as_numpy, blocks, npy_head
+
+    if _is_terminal():
+        raise UsageError("these are no characters for a terminal", hint="add `> FILE`")
+    stream = sys.stdout.buffer
+    if is_npy:
+        stream.write(npy_head(tensor))
+    with Progress("reading") as told:
+        for block in blocks(side, tensor, told):
+            stream.write(as_numpy(block, tensor.dtype) if is_npy else block.tobytes())
+    stream.flush()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
