@@ -101,6 +101,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks resume --json
 	$(BIN)/python -m benchmarks canonical --json
 	$(BIN)/python -m benchmarks recovery --json
+	$(BIN)/python -m benchmarks goodput --json
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks s3 --json
 	$(BIN)/python -m benchmarks s3_faults --json

@@ -18,126 +18,41 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Report, installed, medians, ratio, spread, take_turns
+from benchmarks.peers.jobs import LAUNCHERS, RANKS, DidNotRecover, Job
 from benchmarks.peers.quiet import others_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 5
-RANKS = 2
 KILLED_RANK = 1
 KILLED_AT_STEP = 37
 SAVE_STEPS = 10
-STEPS = 100_000
-PATIENCE_SECONDS = 300.0
 RECOVERED_WITHIN_SECONDS = 120.0
 HANGS_MAX = 3
-_SCRIPT = Path(__file__).parent / "peers" / "recovering.py"
-_WARM = "resilient-warm\n"
-_LAUNCHERS = {
-    "ours": ("resilient_cli", "train", "--nproc-per-node", str(RANKS), "--events"),
-    "torchrun_hf": (
-        "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
-        "--max-restarts", "3",
-    ),
-}  # fmt: skip
-
-
-class DidNotRecover(Exception):
-    """A job did not get to another step after one of its ranks was killed."""
-
-
-class Job:
-    """One run of a contender, in a folder of its own."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        launcher = [sys.executable, "-m", *_LAUNCHERS[name]]
-        launcher += [str(folder / "events")] if name == "ours" else []
-        whose = "ours" if name == "ours" else "hf"
-        script = [str(_SCRIPT), whose, str(folder), str(STEPS), str(SAVE_STEPS)]
-        with (folder / "said.txt").open("wb") as said:
-            self._process = subprocess.Popen(
-                [*launcher, *script],
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        children = self.children()
-        for pid in (self._process.pid, *children):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self._process.wait()
-
-    def children(self) -> list[int]:
-        """Return the processes that the launcher has started."""
-        pid = self._process.pid
-        try:
-            text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            # It has ended, and its children before it.
-            return []
-        return [int(one) for one in text.split()]
-
-    def is_warm(self) -> bool:
-        """Whether the job has what it starts workers from; the peer has nothing such."""
-        if self.name != "ours":
-            return True
-        return any(Path(f"/proc/{pid}/comm").read_text() == _WARM for pid in self.children())
-
-    def marks(self, rank: int) -> list[dict[str, Any]]:
-        """Return what a rank wrote down."""
-        path = self.folder / f"marks-{rank}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
-    def steps(self, rank: int) -> list[dict[str, Any]]:
-        """Return the steps that a rank has ended."""
-        return [one for one in self.marks(rank) if one["name"].startswith("step ")]
-
-    def until(self, holds: Callable[[], object], within_seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait while the job runs.
-
-        Raises:
-            DidNotRecover: it ended, or the time is over.
-        """
-        deadline_seconds = time.monotonic() + within_seconds
-        while not holds():
-            is_late = time.monotonic() > deadline_seconds
-            if is_late or self._process.poll() is not None:
-                said = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
-                raise DidNotRecover(f"{self.name} did not get there:\n{said[-3000:]}")
-            time.sleep(0.002)
 
 
 def run(rounds: int) -> Report:
     """Kill a rank of each contender `rounds` times in shuffled order."""
-    parts: dict[str, list[dict[str, float]]] = {name: [] for name in _LAUNCHERS}
-    hangs = dict.fromkeys(_LAUNCHERS, 0)
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in LAUNCHERS}
+    hangs = dict.fromkeys(LAUNCHERS, 0)
 
     def contender(name: str) -> Callable[[], float]:
         def turn() -> float:
             while True:
-                with tempfile.TemporaryDirectory(dir=".") as folder, Job(name, Path(folder)) as job:
+                with (
+                    tempfile.TemporaryDirectory(dir=".") as folder,
+                    Job(name, Path(folder), SAVE_STEPS) as job,
+                ):
                     try:
                         parts[name].append(recover(job))
                     except DidNotRecover:
@@ -149,7 +64,7 @@ def run(rounds: int) -> Report:
 
         return turn
 
-    found = take_turns({name: contender(name) for name in _LAUNCHERS}, rounds)
+    found = take_turns({name: contender(name) for name in LAUNCHERS}, rounds)
     figures: dict[str, Any] = {"rounds": rounds, **medians(found, "seconds")}
     for name, records in parts.items():
         for part in records[0]:

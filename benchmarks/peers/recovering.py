@@ -24,6 +24,7 @@ import torch  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.peers.jobs import whole_checkpoints  # noqa: E402
 from examples.gpt import Gpt, Windows  # noqa: E402
 
 LENGTH = 64
@@ -70,10 +71,9 @@ def main(whose: str, folder: Path, steps: int, save_steps: int) -> None:
     if whose == "ours":
         trainer.train()
     else:
-        from transformers.trainer_utils import get_last_checkpoint
-
-        last = get_last_checkpoint(str(output)) if output.exists() else None
-        trainer.train(resume_from_checkpoint=last)
+        # Its own `get_last_checkpoint` also takes one that was not written to the end.
+        whole = whole_checkpoints(output)
+        trainer.train(resume_from_checkpoint=str(whole[-1][1]) if whole else None)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""Steps that a job keeps under a published trace of spot preemptions, against torchrun with HF's.
+
+`peers/traces/us_west_2c.json` says by the tick how many of four spot instances were there. A job
+runs while all four are (here as two ranks of the demo's model, see `recovery`), is told two
+minutes before one goes, as AWS does, and then loses all its processes; the same command starts it
+again when they are back. Time is scaled: a tick of 300 s lasts `TICK_SECONDS` (environment, 5 by
+default), the notice as much less. Starting Python, importing torch and building the model are not
+scaled, so that both lose more here than they would there. Both save every hundred steps; a job
+that ends by itself is started again. What counts is the step of the newest whole checkpoint at
+the end. The ideal is the faster one's median step for all the time that the machines were there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, fields
+from itertools import groupby, pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Report, installed
+from benchmarks.peers.jobs import LAUNCHERS, Job, saved_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROUNDS = 1
+TRACE = Path(__file__).parent / "peers" / "traces" / "us_west_2c.json"
+WHOLE = 4
+NOTICE_SECONDS = 120.0
+"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+SAVE_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A time in which the machines are there, or are not."""
+
+    is_up: bool
+    seconds: float
+
+
+@dataclass
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        kept: step of the newest whole checkpoint at the end.
+        lost: steps that were made and not kept, over all lives.
+        lives: how often it was started.
+        in_time: how many lives had ended before their machines went.
+        start_seconds: from each start to the first step that ended.
+        step_seconds: the median of all steps.
+    """
+
+    kept: int
+    lost: int
+    lives: int
+    in_time: int
+    start_seconds: float
+    step_seconds: float
+
+
+def phases(counts: Iterable[int], tick_seconds: float) -> list[Phase]:
+    """Return when all machines are there, from how many are there by the tick."""
+    runs = [(is_up, len(list(run))) for is_up, run in groupby(one == WHOLE for one in counts)]
+    return [Phase(is_up, ticks * tick_seconds) for is_up, ticks in runs]
+
+
+def run(rounds: int) -> Report:
+    """Replay the trace for each contender, one after the other, ``rounds`` times."""
+    trace = json.loads(TRACE.read_text(encoding="utf-8"))
+    tick_seconds = float(os.environ.get("TICK_SECONDS", "5"))
+    scale = tick_seconds / trace["gap_seconds"]
+    told = phases(trace["data"], tick_seconds)
+    up_seconds = sum(one.seconds for one in told if one.is_up)
+    found: dict[str, list[Outcome]] = {name: [] for name in LAUNCHERS}
+    for number in range(rounds):
+        for name in list(LAUNCHERS)[:: 1 if number % 2 == 0 else -1]:
+            with tempfile.TemporaryDirectory(dir=".") as folder:
+                found[name].append(replay(name, Path(folder), told, NOTICE_SECONDS * scale))
+    return report(found, up_seconds, {"trace": trace["source"], "tick_seconds": tick_seconds})
+
+
+def report(found: dict[str, list[Outcome]], up_seconds: float, notes: dict[str, Any]) -> Report:
+    """Return the ratios of all replays."""
+    middle: dict[str, dict[str, float]] = {
+        name: {
+            one.name: round(median(getattr(outcome, one.name) for outcome in outcomes), 4)
+            for one in fields(Outcome)
+        }
+        for name, outcomes in found.items()
+    }
+    ideal = up_seconds / min(one["step_seconds"] for one in middle.values())
+    kept = {name: one["kept"] for name, one in middle.items()}
+    ratios = {f"{name}_over_ideal": round(one / ideal, 4) for name, one in kept.items()}
+    ratios["ours_over_torchrun_hf"] = round(kept["ours"] / max(kept["torchrun_hf"], 1), 4)
+    figures = {f"{name}_{what}": value for name in middle for what, value in middle[name].items()}
+    return Report(
+        "goodput",
+        ratios,
+        {
+            "rounds": len(found["ours"]),
+            "up_seconds": up_seconds,
+            "ideal_steps": round(ideal),
+            **figures,
+            **notes,
+            "transformers_version": installed("transformers"),
+        },
+    )
+
+
+def replay(name: str, folder: Path, told: list[Phase], notice_seconds: float) -> Outcome:
+    """Run a job through the phases in their own time."""
+    lost, starts, in_time, seen = 0, [], 0, 0
+    until = time.monotonic()
+    for phase in told:
+        until += phase.seconds
+        if not phase.is_up:
+            time.sleep(max(until - time.monotonic(), 0.0))
+            continue
+        while time.monotonic() < until - notice_seconds:
+            began = time.monotonic()
+            with Job(name, folder, SAVE_STEPS) as job:
+                while time.monotonic() < until - notice_seconds and not job.has_ended():
+                    time.sleep(0.01)
+                if job.has_ended():
+                    # It ended by itself: no machine had gone.
+                    time.sleep(0.1)
+                elif job.stop(max(until - time.monotonic(), 0.0)) is not None:
+                    in_time += 1
+            steps = job.steps(0)
+            mine, seen = steps[seen:], len(steps)
+            starts.append(mine[0]["at_seconds"] - began if mine else time.monotonic() - began)
+            reached = max((int(one["name"].split()[1]) for one in mine), default=0)
+            lost += max(reached - saved_step(name, folder), 0)
+    marks = [one["at_seconds"] for one in job.steps(0)]
+    return Outcome(
+        kept=saved_step(name, folder),
+        lost=lost,
+        lives=len(starts),
+        in_time=in_time,
+        start_seconds=median(starts),
+        step_seconds=median(b - a for a, b in pairwise(marks)),
+    )

@@ -1,0 +1,153 @@
+"""A job of two ranks under a launcher: ours, or torchrun with the Trainer of Transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from resilient.build import newest_committed
+from resilient.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RANKS = 2
+STEPS = 100_000
+PATIENCE_SECONDS = 300.0
+_SCRIPT = Path(__file__).parent / "recovering.py"
+_WARM = "resilient-warm\n"
+LAUNCHERS = {
+    "ours": ("resilient_cli", "train", "--nproc-per-node", str(RANKS), "--events"),
+    "torchrun_hf": (
+        "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
+        "--max-restarts", "3",
+    ),
+}  # fmt: skip
+
+
+class DidNotRecover(Exception):
+    """A job did not get to another step after one of its ranks was killed."""
+
+
+class Job:
+    """One start of a contender.
+
+    Args:
+        name: of the contender.
+        folder: of its run; an earlier start may have left something there to go on from.
+        save_steps: steps between two saves.
+    """
+
+    def __init__(self, name: str, folder: Path, save_steps: int) -> None:
+        self.name, self.folder = name, folder
+        launcher = [sys.executable, "-m", *LAUNCHERS[name]]
+        launcher += [str(folder / "events")] if name == "ours" else []
+        whose = "ours" if name == "ours" else "hf"
+        script = [str(_SCRIPT), whose, str(folder), str(STEPS), str(save_steps)]
+        with (folder / "said.txt").open("wb") as said:
+            self._process = subprocess.Popen(
+                [*launcher, *script],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Take all its processes away at once, as a machine that is switched off does."""
+        for pid in (self._process.pid, *descendants(self._process.pid)):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+
+    def stop(self, within_seconds: float) -> int | None:
+        """Ask its launcher to end; return its exit code, None if that took too long."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(within_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def children(self) -> list[int]:
+        """Return the processes that the launcher has started."""
+        return _children(self._process.pid)
+
+    def is_warm(self) -> bool:
+        """Whether the job has what it starts workers from; the peer has nothing such."""
+        if self.name != "ours":
+            return True
+        return any(Path(f"/proc/{pid}/comm").read_text() == _WARM for pid in self.children())
+
+    def marks(self, rank: int) -> list[dict[str, Any]]:
+        """Return what a rank wrote down."""
+        path = self.folder / f"marks-{rank}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def steps(self, rank: int) -> list[dict[str, Any]]:
+        """Return the steps that a rank has ended."""
+        return [one for one in self.marks(rank) if one["name"].startswith("step ")]
+
+    def until(self, holds: Callable[[], object], within_seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait while the job runs.
+
+        Raises:
+            DidNotRecover: it ended, or the time is over.
+        """
+        deadline_seconds = time.monotonic() + within_seconds
+        while not holds():
+            is_late = time.monotonic() > deadline_seconds
+            if is_late or self._process.poll() is not None:
+                said = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
+                raise DidNotRecover(f"{self.name} did not get there:\n{said[-3000:]}")
+            time.sleep(0.002)
+
+    def has_ended(self) -> bool:
+        """Whether its launcher has."""
+        return self._process.poll() is not None
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield all processes that a process and its children have started, the nearest first."""
+    found = _children(pid)
+    yield from found
+    for one in found:
+        yield from descendants(one)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    # Each thread has those that it started; one that has ended has none.
+    for one in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, one.read_text(encoding="utf-8").split())
+    return found
+
+
+def saved_step(name: str, folder: Path) -> int:
+    """Return the step of the newest whole checkpoint of a contender's run, 0 for none."""
+    if name == "ours":
+        found = newest_committed(str(folder / "output"))
+        return found.step if isinstance(found, CheckpointId) else 0
+    return max((step for step, _ in whole_checkpoints(folder / "output")), default=0)
+
+
+def whole_checkpoints(output: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints of Transformers that have the file that it writes last."""
+    whole = [one.parent for one in output.glob("checkpoint-*/trainer_state.json")]
+    return sorted((int(one.name.rpartition("-")[2]), one) for one in whole)
