@@ -124,6 +124,14 @@ class _Reader:
 
     def _named_order(self) -> tuple[str, ...]:
         names: list[str] = []
+        for file in _OPTIMIZERS:
+            archive = self._open(file)
+            value = archive.value if archive else None
+            groups = value.get("param_groups") if isinstance(value, dict) else None
+            for group in groups if isinstance(groups, list) else ():
+                told = group.get("params") if isinstance(group, dict) else None
+                held = told if isinstance(told, list | tuple) else ()
+                names += [one for one in held if isinstance(one, str)]
         for prefix in self._indexes():
             for key, value in sorted(self._values(prefix).items()):
                 if key.endswith(".params") and isinstance(value, list | tuple):

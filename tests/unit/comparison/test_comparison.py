@@ -251,6 +251,7 @@ def test_arguments_are_those_that_transformers_unpickles():
         ("gpt2_ds_z1", "gpt2_ds_z2"),
         ("gpt2_ds_z3", "gpt2_fsdp1_sharded"),
         ("gpt2_ddp2_all", "gpt2_fsdp2_sharded"),
+        ("gpt2_all", "gpt2_fsdp2_full"),
     ],
 )
 def test_runs_of_two_strategies_have_all_weights_and_moments_in_common(one, other):

@@ -168,7 +168,10 @@ def test_a_part_of_an_engine_that_is_gone_is_told_and_the_rest_is_compared(train
 @pytest.mark.parametrize("kind", ["full", "sharded"])
 def test_state_of_fsdp_is_read_in_both_forms(trainer, kind):
     write_fsdp(trainer, kind)
-    read = held(side(trainer))
+    found = side(trainer)
+    read = held(found)
+    # Both write down whose state is whose, in the order of the parameters.
+    assert found.order == tuple(SHAPES)
     prefix = "model." if kind == "sharded" else ""
     assert all(read[prefix + name] == bits(one) for name, one in values(0).items())
 
