@@ -43,11 +43,17 @@ LEAVES_MAX, DEPTH_MAX = 200_000, 32
 VALUES_MAX = 5_000
 """Values of one distributed checkpoint that are looked at; each is a file of its own in there."""
 _STATE, _HISTORY = "trainer_state.json", "log_history"
-_RANDOM = re.compile(r"rng_state(?:_(\d{1,7}))?\.pth")
+_RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
+_WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")
+_SCHEDULES = ("scheduler.pt", "scheduler.bin")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _SHOWN_TEXT_MAX = 200
 _OF_THE_PROCESS = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
 """What arguments keep that is nobody's argument."""
+_OF_ACCELERATE = {
+    "random_state": "python", "numpy_random_seed": "numpy", "torch_manual_seed": "cpu",
+    "torch_cuda_manual_seed": "cuda",
+}  # fmt: skip
 _KEPT = ("_last_lr", "_step_count")
 """Of a schedule, though private."""
 
@@ -110,10 +116,10 @@ class _Reader:
         return found, self._engine_order(prefix)
 
     def _engine(self) -> str | None:
+        if self._contents.layout not in _WITH_ENGINE:
+            return None
         if is_engine(self._listing):
             return ""
-        if self._contents.layout not in ("hf-trainer", "deepspeed"):
-            return None
         return tag_of(self._folder, self._listing) or None
 
     def _engine_order(self, prefix: str) -> tuple[str, ...]:
@@ -164,7 +170,7 @@ class _Reader:
             MODEL_CONFIG: dict(plain_leaves(self._json("config.json"))),
             SOFTWARE: dict(self._contents.versions),
             TRAINER: dict(plain_leaves(state)),
-            SCHEDULE: dict(self._leaves("scheduler.pt")),
+            SCHEDULE: {name: it for file in _SCHEDULES for name, it in self._leaves(file)},
             GROUPS: {},
             DATA: dict(self._contents.data),
         }
@@ -192,7 +198,7 @@ class _Reader:
         if self._engine() is not None:
             names = [one for one in self._listing.sizes if one.endswith("_optim_states.pt")]
             yield from _groups(self._leaves(min(names))) if names else ()
-        if self._contents.layout == "torch":
+        if self._contents.layout in ("torch", "lightning") and self._listing.is_file:
             yield from self._leaves(next(iter(self._listing.sizes)))
 
     def _leaves(self, name: str) -> Iterator[tuple[str, Any]]:
@@ -217,13 +223,13 @@ class _Reader:
             match = _RANDOM.fullmatch(name)
             archive = self._open(name) if match else None
             if match and archive and isinstance(archive.value, dict):
-                rank = int(match[1] or 0)
+                rank = int(match[1] or match[2] or 0)
                 states = self._states(archive)
                 found |= {(rank, kind): one for kind, one in states if one is not None}
         return found
 
     def _states(self, archive: Archive) -> Iterator[tuple[str, State | None]]:
-        value = archive.value
+        value = {_OF_ACCELERATE.get(name, name): one for name, one in archive.value.items()}
         yield "python", of_python(value.get("python"))
         yield "numpy", _numpy(value.get("numpy"))
         yield "cpu", of_torch(self._bytes(archive, value.get("cpu")))

@@ -71,7 +71,7 @@ def read_engine(folder: Folder, listing: Listing, prefix: str = "") -> Contents:
         return Contents("deepspeed", _TITLE, problems=(Problem(prefix, what, is_fatal=True),))
     try:
         archive = open_archive(folder, listing, models[0])
-        found = _model(archive)
+        found = model_of(archive)
     except Unreadable as error:
         return Contents(
             "deepspeed", _TITLE, problems=(Problem(models[0], str(error), is_fatal=True),)
@@ -79,7 +79,8 @@ def read_engine(folder: Folder, listing: Listing, prefix: str = "") -> Contents:
     return _with_optimizer(folder, listing, found, parts, prefix)
 
 
-def _model(archive: Archive) -> Contents:
+def model_of(archive: Archive) -> Contents:
+    """Return what the file of the model's states says."""
     fields = archive.value if isinstance(archive.value, dict) else {}
     tensors = tensors_in(archive, fields.get("module"), MODEL)
     if not any(one.elements for one in tensors):

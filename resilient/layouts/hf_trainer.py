@@ -6,50 +6,34 @@ Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.archives import open_archive
-from resilient.layouts.deepspeed import read_engine, tag_of
-from resilient.layouts.distributed import INDEX, optimizer_at, read_index
+from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, read_json, whole
-from resilient.layouts.progress import optimizer_of, read_random, required, schedule_of
-from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Problem, Unreadable
-from resilient.layouts.weights import read_all, read_weights
+from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
+from resilient.layouts.progress import read_random, required, schedule_of
+from resilient.layouts.values import Contents, Problem, Unreadable
 
 if TYPE_CHECKING:
-    from resilient.layouts.values import Optimizer, Schedule, Tensor
+    from resilient.layouts.halves import Half
+    from resilient.layouts.values import Optimizer, Schedule
     from resilient.storage.folder import Folder, Listing
 
 STATE = "trainer_state.json"
 RESUME = "trainer.train(resume_from_checkpoint='{path}')"
 _REBUILD = "resilient ckpt repair {path} --rebuild {path}-rebuilt"
-_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _SCHEDULE = "scheduler.pt"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
-_MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
-_OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
-_MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 # Transformers loads the schedule and the optimizer together or not at all.
 _BOTH = "the optimizer's state and the schedule"
 
 
-@dataclass(frozen=True, slots=True)
-class _Half:
-    """The model's or the optimizer's half of a folder."""
-
-    tensors: tuple[Tensor, ...] = ()
-    optimizer: Optimizer | None = None
-    kind: str = ""
-    problems: tuple[Problem, ...] = ()
-    engine: Contents | None = None
-
-
 def is_trainer(listing: Listing) -> bool:
     """Say whether a folder is of this Trainer, also when it lost its state."""
     names = listing.sizes
-    beside = {"training_args.bin", _SCHEDULE, *_OPTIMIZERS} & set(names)
+    beside = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
     return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, one) for one in names))
 
 
@@ -61,12 +45,13 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     """
     state, problems = _state(folder, listing)
     tag = tag_of(folder, listing)
-    model = _model(folder, listing, tag)
-    optimizer = _optimizer(folder, listing, model)
+    model = model_half(folder, listing, tag)
+    optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model)
-    rng, odd = read_random(folder, listing, _RANDOM)
+    told = model.engine.world if model.engine else model.world
+    rng, odd = read_random(folder, listing, _RANDOM, world=told)
     step = whole(state.get("global_step"))
-    world = model.engine.world if model.engine else len(rng.ranks) if rng else None
+    world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
     numbers = (step, schedule.step if schedule else None, optimizer.optimizer)
     problems += [
         *model.problems,
@@ -106,57 +91,8 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     return state, []
 
 
-def _model(folder: Folder, listing: Listing, tag: str) -> _Half:
-    sharded = next(
-        (match[1] for one in listing.sizes if (match := _MODEL_FOLDER.fullmatch(one))), ""
-    )
-    if sharded:
-        return _half(folder, listing, sharded, MODEL, ", FSDP with sharded state")
-    if tag:
-        engine = read_engine(folder, listing, tag)
-        kind = f", DeepSpeed in {tag.rstrip('/')}"
-        return _Half(engine.tensors, engine.optimizer, kind, engine.problems, engine)
-    whole_files = sorted(one for one in listing.sizes if _MODEL_WHOLE.fullmatch(one))
-    if whole_files:
-        tensors, problems = read_all(folder, listing, whole_files)
-        return _Half(tensors, None, ", FSDP with full state", tuple(problems))
-    tensors, problems = read_weights(folder, listing)
-    if not tensors and not problems:
-        problems = [Problem(".", "no weights are in it", is_fatal=True)]
-    return _Half(tensors, None, "", tuple(problems))
-
-
-def _half(folder: Folder, listing: Listing, prefix: str, part: str, kind: str) -> _Half:
-    try:
-        index = read_index(folder, listing, prefix, part)
-    except Unreadable as error:
-        return _Half(kind=kind, problems=(Problem(f"{prefix}{INDEX}", str(error), is_fatal=True),))
-    found = optimizer_at(folder, listing, index, "optimizer.") if part == OPTIMIZER else None
-    return _Half(index.tensors, found, kind, index.problems)
-
-
-def _optimizer(folder: Folder, listing: Listing, model: _Half) -> _Half:
-    """Return the optimizer's half; of an engine it is in the model's."""
-    if model.engine is not None:
-        return _Half(optimizer=model.engine.optimizer)
-    sharded = next(
-        (match[1] for one in listing.sizes if (match := _OPTIMIZER_FOLDER.fullmatch(one))), ""
-    )
-    if sharded:
-        return _half(folder, listing, sharded, OPTIMIZER, "")
-    name = next((one for one in _OPTIMIZERS if one in listing.sizes), _OPTIMIZERS[0])
-    try:
-        archive = open_archive(folder, listing, name)
-        found = required(optimizer_of(archive.value, archive), "an optimizer")
-        return _Half(archive.tensors(OPTIMIZER), found)
-    except Unreadable as error:
-        # What is missing is passed over in silence there; what is broken stops it.
-        is_fatal = name in listing.sizes
-        return _Half(problems=(Problem(name, str(error), _BOTH, is_fatal=is_fatal),))
-
-
 def _schedule(
-    folder: Folder, listing: Listing, model: _Half
+    folder: Folder, listing: Listing, model: Half
 ) -> tuple[Schedule | None, list[Problem]]:
     if model.engine is not None and _SCHEDULE not in listing.sizes:
         return model.engine.schedule, []
@@ -199,7 +135,7 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _versions(folder: Folder, listing: Listing, model: _Half) -> dict[str, str]:
+def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:
     versions = dict(model.engine.versions) if model.engine else {}
     try:
         found = read_json(folder, listing, "config.json").get("transformers_version")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, read_header, whole
 from resilient.layouts.progress import optimizer_of, schedule_of
 from resilient.layouts.values import (
@@ -21,9 +20,11 @@ from resilient.layouts.values import (
 from resilient.layouts.weights import read_weights
 
 if TYPE_CHECKING:
+    from resilient.layouts.archives import Archive
     from resilient.layouts.values import Tensor
     from resilient.storage.folder import Folder, Listing
 
+TORCH_TITLE = "one file of torch"
 WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
 ALONE = "it holds weights alone, to begin a new training from"
 _LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
@@ -54,16 +55,6 @@ def read_safetensors(folder: Folder, listing: Listing, name: str) -> Contents:
         facts={str(key)[:80]: str(value)[:200] for key, value in list(meta.items())[:16]},
         problems=(Problem(name, ALONE, WEIGHTS_ONLY, is_fatal=True, help=_LOAD_FILE),),
     )
-
-
-def read_torch(folder: Folder, listing: Listing, name: str) -> Contents:
-    """Return what a file of torch's holds, as far as the names in it tell."""
-    title = "one file of torch"
-    try:
-        archive = open_archive(folder, listing, name)
-        return read_state(archive, "torch", title)
-    except Unreadable as error:
-        return Contents("torch", title, problems=(Problem(name, str(error), is_fatal=True),))
 
 
 def read_state(archive: Archive, layout: str, title: str) -> Contents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilient.layouts.archives import Archive, open_archive
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 RANKS_OPENED_MAX = 32
 """Files of random states that are opened; of the others the listing must do."""
+_RANKS_MAX = 1 << 20
+_GAPS_MAX = 8
+"""Ranks without a state that are named."""
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -60,14 +64,16 @@ def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
 
 
 def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
-    """Return where a schedule of torch is, None of anything else."""
-    if not isinstance(value, dict) or "last_epoch" not in value:
+    """Return where a schedule of torch, or of DeepSpeed, is; None of anything else."""
+    names = ("last_epoch", "last_batch_iteration")
+    name = next((one for one in names if isinstance(value, dict) and one in value), None)
+    if name is None:
         return None
-    return Schedule(whole(value["last_epoch"]), _rates(_list(value.get("_last_lr")), archive))
+    return Schedule(whole(value[name]), _rates(_list(value.get("_last_lr")), archive))
 
 
 def read_random(
-    folder: Folder, listing: Listing, pattern: str, prefix: str = ""
+    folder: Folder, listing: Listing, pattern: str, prefix: str = "", world: int | None = None
 ) -> tuple[RandomStates | None, list[Problem]]:
     """Return the random states of all ranks, and which cannot be read.
 
@@ -76,6 +82,7 @@ def read_random(
         listing: what is there.
         pattern: of the file names; its group is the rank, none: there is one rank.
         prefix: the folder in it, with a ``/`` at its end.
+        world: ranks there were at least, where something else tells.
     """
     found: dict[int, str] = {}
     for name in listing.sizes:
@@ -88,9 +95,11 @@ def read_random(
     ]
     if not found:
         return None, [Problem(".", "no random states are saved", "random state")]
-    gaps = [rank for rank in range(max(found) + 1) if rank not in found]
+    last = max(found) + 1
+    last = max(last, world) if world and world < _RANKS_MAX else last
+    gaps = list(islice((rank for rank in range(last) if rank not in found), _GAPS_MAX))
     if gaps:
-        what = f"ranks without a random state: {', '.join(map(str, gaps[:8]))}"
+        what = f"ranks without a random state: {', '.join(map(str, gaps))}"
         problems.append(Problem(".", what, "random state"))
     kinds = _kinds(folder, listing, found[min(found)])
     return RandomStates(tuple(sorted(found)), kinds), problems

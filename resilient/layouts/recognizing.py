@@ -6,7 +6,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.layouts import deepspeed, distributed, hf_trainer, plain
+from resilient.layouts import (
+    accelerate,
+    deepspeed,
+    distributed,
+    hf_trainer,
+    lightning,
+    megatron,
+    plain,
+    torchtitan,
+    universal,
+)
+from resilient.layouts.archives import open_archive
 from resilient.layouts.values import Contents, Problem, Unreadable
 from resilient.layouts.weights import SAFE, STEMS, TORCH
 
@@ -46,6 +57,8 @@ def read_distributed(folder: Folder, listing: Listing) -> Contents:
     except Unreadable as error:
         problem = Problem(distributed.INDEX, str(error), is_fatal=True)
         return Contents("dcp", _DCP_TITLE, problems=(problem,))
+    if torchtitan.is_step(index):
+        return torchtitan.read_step(folder, listing, index)
     roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
     optimizer = distributed.optimizer_at(folder, listing, index, roots[0]) if roots else None
     lacking = _lacking(index, optimizer)
@@ -103,6 +116,10 @@ def _is_model(listing: Listing) -> bool:
 
 LAYOUTS = (
     Layout(hf_trainer.is_trainer, hf_trainer.read_trainer),
+    Layout(accelerate.is_state, accelerate.read_saved_state),
+    Layout(megatron.is_megatron, megatron.read_megatron),
+    Layout(lightning.is_sharded, lightning.read_sharded),
+    Layout(universal.is_universal, universal.read_universal),
     Layout(_is_distributed, read_distributed),
     Layout(_is_engine, _read_engine),
     Layout(_is_model, plain.read_model_folder),
@@ -126,7 +143,19 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
     name = next(iter(listing.sizes), "")
     if name.endswith(SAFE):
         return plain.read_safetensors(folder, listing, name)
-    return plain.read_torch(folder, listing, name) if name.endswith(TORCH) else None
+    return _read_torch(folder, listing, name) if name.endswith(TORCH) else None
+
+
+def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:
+    """Return what a file of torch's holds; Lightning's say of themselves what they are."""
+    try:
+        archive = open_archive(folder, listing, name)
+        if lightning.is_run(archive.value):
+            return lightning.read_run(archive)
+        return plain.read_state(archive, "torch", plain.TORCH_TITLE)
+    except Unreadable as error:
+        problem = Problem(name, str(error), is_fatal=True)
+        return Contents("torch", plain.TORCH_TITLE, problems=(problem,))
 
 
 def checkpoints_in(listing: Listing) -> list[str]:

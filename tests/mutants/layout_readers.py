@@ -7,9 +7,46 @@ from tests.mutants.mutant import Mutant
 PICKLES = "tests/unit/layouts/test_pickles.py"
 ARCHIVES = "tests/unit/layouts/test_archives.py"
 FOLDERS = "tests/unit/layouts/test_folders.py"
+TOOLS = "tests/unit/layouts/test_tools.py"
+SLICES = "tests/unit/layouts/test_slices_of_tools.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 
 MUTANTS = [
+    Mutant(
+        "a schedule of accelerate that is gone is not missed",
+        "resilient/layouts/accelerate.py",
+        'isinstance(one, dict) and "initial_lr" in one for one',
+        'isinstance(one, dict) and "initial" in one for one',
+        f"{TOOLS} -k stop_at_is_told",
+    ),
+    Mutant(
+        "Lightning is thought to keep its place within an epoch",
+        "resilient/layouts/lightning.py",
+        "    if is_within and not kept:",
+        "    if is_within and kept:",
+        f"{TOOLS} -k begin_anew",
+    ),
+    Mutant(
+        "parameters that a universal checkpoint lacks are not counted",
+        "resilient/layouts/universal.py",
+        "    lost = [one for one in shapes if one not in pieces]",
+        "    lost = [one for one in shapes if one in ()]",
+        f"{SLICES} -k deepspeed_would_miss",
+    ),
+    Mutant(
+        "a folder of Megatron needs nothing that is common",
+        "resilient/layouts/megatron.py",
+        '    if name not in listing.sizes and config and "common_backend" not in config:',
+        "    if name not in listing.sizes and config:",
+        f"{SLICES} -k megatron_would_miss",
+    ),
+    Mutant(
+        "loaders of torchtitan without a place are not missed",
+        "resilient/layouts/torchtitan.py",
+        "    gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]",
+        "    gaps = [str(one) for one in range(0) if one not in ranks][:_GAPS_MAX]",
+        f"{SLICES} -k torchtitan_would",
+    ),
     Mutant(
         "any tuple may be a key",
         "resilient/layouts/pickles.py",
@@ -61,8 +98,8 @@ MUTANTS = [
     ),
     Mutant(
         "a missing optimizer costs nothing",
-        "resilient/layouts/hf_trainer.py",
-        "Problem(name, str(error), _BOTH, is_fatal=is_fatal)",
+        "resilient/layouts/halves.py",
+        "Problem(name, str(error), loses, is_fatal=is_fatal)",
         'Problem(name, str(error), "", is_fatal=is_fatal)',
         f"{FOLDERS} -k what_is_left",
     ),

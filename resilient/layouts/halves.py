@@ -1,0 +1,124 @@
+"""The model's and the optimizer's half of a folder, as accelerate and the Trainer lay them out.
+
+Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.layouts.archives import open_archive
+from resilient.layouts.deepspeed import read_engine
+from resilient.layouts.distributed import INDEX, optimizer_at, read_index
+from resilient.layouts.progress import optimizer_of, required
+from resilient.layouts.values import MODEL, OPTIMIZER, Problem, Unreadable
+from resilient.layouts.weights import read_all, read_weights
+
+if TYPE_CHECKING:
+    from resilient.layouts.values import Contents, Optimizer, Tensor
+    from resilient.storage.folder import Folder, Listing
+
+OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
+_MODEL_SLICES = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)[^/]*\.distcp")
+_OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
+_OPTIMIZER_SLICES = re.compile(r"(optimizer_\d{1,4}/)[^/]*\.distcp")
+_MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The model's or the optimizer's half of a folder.
+
+    Attributes:
+        tensors: of it.
+        optimizer: its numbers, of the optimizer's half.
+        kind: what is added to the layout's title.
+        problems: what is missing or broken.
+        engine: what an engine of DeepSpeed inside says; it has both halves.
+        world: ranks that wrote it, where it says.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    optimizer: Optimizer | None = None
+    kind: str = ""
+    problems: tuple[Problem, ...] = ()
+    engine: Contents | None = None
+    world: int | None = None
+
+
+def model_half(folder: Folder, listing: Listing, tag: str) -> Half:
+    """Return the model's half; of an engine, both.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        tag: the folder of an engine of DeepSpeed in it; empty without.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    sharded = _first(listing, _MODEL_FOLDER, _MODEL_SLICES)
+    if sharded:
+        return _half(folder, listing, sharded, MODEL, ", FSDP with sharded state")
+    if tag:
+        engine = read_engine(folder, listing, tag)
+        kind = f", DeepSpeed in {tag.rstrip('/')}"
+        return Half(engine.tensors, engine.optimizer, kind, engine.problems, engine)
+    whole_files = sorted(one for one in listing.sizes if _MODEL_WHOLE.fullmatch(one))
+    if whole_files:
+        tensors, problems = read_all(folder, listing, whole_files)
+        return Half(tensors, None, ", FSDP with full state", tuple(problems))
+    tensors, problems = read_weights(folder, listing)
+    if not tensors and not problems:
+        problems = [Problem(".", "no weights are in it", is_fatal=True)]
+    return Half(tensors, None, "", tuple(problems))
+
+
+def optimizer_half(folder: Folder, listing: Listing, model: Half, loses: str) -> Half:
+    """Return the optimizer's half; of an engine it is in the model's.
+
+    Args:
+        folder: where it is.
+        listing: what is there.
+        model: the other half.
+        loses: what its own tool begins anew when nothing of it is there; empty: that tool stops.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    if model.engine is not None:
+        return Half(optimizer=model.engine.optimizer)
+    sharded = _first(listing, _OPTIMIZER_FOLDER, _OPTIMIZER_SLICES)
+    if sharded:
+        return _half(folder, listing, sharded, OPTIMIZER, "")
+    last = OPTIMIZERS[0] if loses else OPTIMIZERS[1]
+    name = next((one for one in OPTIMIZERS if one in listing.sizes), last)
+    try:
+        archive = open_archive(folder, listing, name)
+        found = required(optimizer_of(archive.value, archive), "an optimizer")
+        return Half(archive.tensors(OPTIMIZER), found)
+    except Unreadable as error:
+        # What is missing may be passed over in silence; what is broken stops the tool.
+        is_fatal = not loses or name in listing.sizes
+        return Half(problems=(Problem(name, str(error), loses, is_fatal=is_fatal),))
+
+
+def _half(folder: Folder, listing: Listing, prefix: str, part: str, kind: str) -> Half:
+    try:
+        index = read_index(folder, listing, prefix, part)
+    except Unreadable as error:
+        return Half(kind=kind, problems=(Problem(f"{prefix}{INDEX}", str(error), is_fatal=True),))
+    found = optimizer_at(folder, listing, index, "optimizer.") if part == OPTIMIZER else None
+    return Half(index.tensors, found, kind, index.problems, world=index.ranks)
+
+
+def _first(listing: Listing, *patterns: re.Pattern[str]) -> str:
+    """Return the folder that the first of the patterns finds; empty without."""
+    for pattern in patterns:
+        found = sorted(match[1] for one in listing.sizes if (match := pattern.fullmatch(one)))
+        if found:
+            return found[0]
+    return ""

@@ -1,0 +1,204 @@
+"""Checkpoints of Lightning's Trainer: one file, or a sharded folder with what is not sharded.
+
+Source: ``lightning.pytorch.trainer.connectors.checkpoint_connector`` and
+``lightning.pytorch.strategies.fsdp`` 2.6. Lightning keeps no random states in either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.archives import open_archive, tensors_in
+from resilient.layouts.distributed import INDEX, optimizer_at, read_index
+from resilient.layouts.documents import decimal, whole
+from resilient.layouts.progress import optimizer_of, schedule_of
+from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Problem, Unreadable
+
+if TYPE_CHECKING:
+    from resilient.layouts.archives import Archive
+    from resilient.layouts.values import Optimizer, Schedule, Tensor
+    from resilient.storage.folder import Folder, Listing
+
+REST = "meta.pt"
+"""What a sharded checkpoint keeps in one piece."""
+_VERSION = "pytorch-lightning_version"
+_TITLE = "Trainer of Lightning"
+_RESUME = "trainer.fit(model, ckpt_path='{path}')"
+_FROM = "Model.load_from_checkpoint('{path}')"
+_PLACE = "the place in the data"
+
+
+def is_run(value: Any) -> bool:
+    """Say whether what a file of torch's holds was written by Lightning's Trainer."""
+    return isinstance(value, dict) and _VERSION in value
+
+
+def is_sharded(listing: Listing) -> bool:
+    """Say whether a folder is of Lightning with sharded state."""
+    has_slices = INDEX in listing.sizes or any(one.endswith(".distcp") for one in listing.sizes)
+    return REST in listing.sizes and has_slices
+
+
+def read_run(archive: Archive) -> Contents:
+    """Return what a file of Lightning holds.
+
+    Raises:
+        Unreadable: there are more values than bounds allow.
+        StoreError: it could not be read.
+    """
+    value = archive.value
+    weights = tensors_in(archive, value.get("state_dict"), MODEL)
+    states = _list(value.get("optimizer_states"))
+    optimizers = [made for one in states if (made := optimizer_of(one, archive)) is not None]
+    tensors = list(weights)
+    for number, state in enumerate(states):
+        # Of several optimizers each has its number before its names.
+        held = state if len(states) == 1 else {number: state}
+        tensors += tensors_in(archive, held, OPTIMIZER)
+    found = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
+    problems = [] if weights else [_fatal(archive.name, "it has no weights")]
+    if "optimizer_states" not in value:
+        what = "it holds weights and no optimizer's state, as with `save_weights_only=True`"
+        problems.append(_fatal(archive.name, what))
+    elif len(optimizers) != len(states):
+        problems.append(_fatal(archive.name, "an optimizer's state in it is none"))
+    return replace(found, problems=(*problems, *found.problems))
+
+
+def read_sharded(folder: Folder, listing: Listing) -> Contents:
+    """Return what a folder of Lightning with sharded state holds.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    try:
+        index = read_index(folder, listing)
+        archive = open_archive(folder, listing, REST)
+    except Unreadable as error:
+        at = REST if REST not in listing.sizes or INDEX in listing.sizes else INDEX
+        return Contents("lightning", _TITLE, problems=(_fatal(at, str(error)),))
+    optimizer = optimizer_at(folder, listing, index, "optimizer_0.")
+    if not is_run(archive.value):
+        problem = _fatal(REST, "it is not what Lightning writes there")
+        return Contents("lightning", _TITLE, tensors=index.tensors, problems=(problem,))
+    found = _progress(archive, optimizer, index.tensors)
+    lost = () if optimizer else (_fatal(".", "no optimizer is in it"),)
+    return replace(
+        found,
+        title=f"{_TITLE}, FSDP with sharded state",
+        world=index.ranks,
+        problems=(*index.problems, *lost, *found.problems),
+    )
+
+
+def _progress(
+    archive: Archive, optimizer: Optimizer | None, tensors: tuple[Tensor, ...]
+) -> Contents:
+    """Return all but the weights and the optimizers, which may be elsewhere."""
+    value = archive.value
+    schedules = _list(value.get("lr_schedulers"))
+    schedule = next((one for one in (schedule_of(it, archive) for it in schedules) if one), None)
+    version = value.get(_VERSION)
+    step, epoch = whole(value.get("global_step")), decimal(value.get("epoch"))
+    return Contents(
+        "lightning",
+        _TITLE,
+        _RESUME,
+        tensors,
+        step,
+        epoch,
+        optimizer=optimizer,
+        schedule=schedule,
+        data=_data(value),
+        versions={"lightning": version[:40]} if isinstance(version, str) else {},
+        facts=_facts(value),
+        problems=(
+            *_schedule_lost(archive, schedules, schedule),
+            *_loops_lost(archive, step),
+            Problem(archive.name, "Lightning keeps no random states", "the random state"),
+        ),
+    )
+
+
+def _schedule_lost(
+    archive: Archive, schedules: list[Any], schedule: Schedule | None
+) -> list[Problem]:
+    if "lr_schedulers" not in archive.value:
+        return [_fatal(archive.name, "it has no `lr_schedulers`, and its loader asks for them")]
+    if schedules and schedule is None:
+        return [_fatal(archive.name, "the state of a schedule in it is none")]
+    states = _list(archive.value.get("optimizer_states"))
+    groups = [one for it in states for one in _list(_at(it, "param_groups"))]
+    if not schedules and any(_at(one, "initial_lr") is not None for one in groups):
+        # The loader pairs schedules with states, and what has no state begins anew in silence.
+        what = "the optimizer had a schedule, and it has none"
+        return [Problem(archive.name, what, "the schedule")]
+    return []
+
+
+def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
+    """Return what its loops say of the place in the data, and whether they agree with its step."""
+    value = archive.value
+    loop = _at(value.get("loops"), "fit_loop")
+    if not isinstance(loop, dict):
+        return [Problem(archive.name, "it has no progress of its loops", f"{_PLACE} and the step")]
+    problems = []
+    progress = _at(loop, "epoch_loop.automatic_optimization.optim_progress")
+    made = whole(_down(progress, "optimizer", "step", "total", "completed"))
+    manual = whole(
+        _down(loop, "epoch_loop.manual_optimization.optim_step_progress", "total", "completed")
+    )
+    counted = (made or 0) + (manual or 0)
+    if made is not None and step is not None and counted != step:
+        what = f"its loops made {counted} steps, and it says {step}"
+        problems.append(Problem(archive.name, what, "the agreement of its parts"))
+    batches = _at(loop, "epoch_loop.batch_progress")
+    is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
+    kept = _down(loop, "state_dict", "combined_loader")
+    if is_within and not kept:
+        what = "it was saved within an epoch, and its loader keeps no place"
+        problems.append(Problem(archive.name, what, _PLACE))
+    return problems
+
+
+def _data(value: dict[Any, Any]) -> dict[str, Any]:
+    batches = _down(value.get("loops"), "fit_loop", "epoch_loop.batch_progress")
+    found = {
+        "epoch": whole(value.get("epoch")),
+        "batch in it": whole(_down(batches, "current", "completed")),
+        "batches in all": whole(_down(batches, "total", "completed")),
+    }
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _facts(value: dict[Any, Any]) -> dict[str, Any]:
+    callbacks = value.get("callbacks")
+    held = callbacks if isinstance(callbacks, dict) else {}
+    names = [one.partition("{")[0][:60] for one in held if isinstance(one, str)]
+    best = next((_at(one, "best_model_path") for one in held.values() if _at(one, "dirpath")), None)
+    given = value.get("hyper_parameters")
+    found = {
+        "callbacks": ", ".join(names[:8]),
+        "best checkpoint": best[:300] if isinstance(best, str) else None,
+        "hyperparameters": len(given) if isinstance(given, dict) else None,
+    }
+    return {name: one for name, one in found.items() if one}
+
+
+def _fatal(place: str, what: str) -> Problem:
+    return Problem(place, what, is_fatal=True, help=_FROM)
+
+
+def _down(value: Any, *names: str) -> Any:
+    for one in names:
+        value = _at(value, one)
+    return value
+
+
+def _at(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

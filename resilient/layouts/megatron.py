@@ -1,0 +1,223 @@
+"""Folders ``iter_<n>`` of Megatron-Core's distributed checkpoints, and the folder around them.
+
+Source: ``megatron.core.dist_checkpointing`` and ``megatron.training.checkpointing``. The tensors
+are a distributed checkpoint of torch; what all ranks have in common is one file of torch's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.archives import open_archive
+from resilient.layouts.distributed import INDEX, SLICES, read_index
+from resilient.layouts.documents import decimal, read_json, read_text, whole
+from resilient.layouts.pickled import Made
+from resilient.layouts.values import (
+    Contents,
+    Optimizer,
+    Problem,
+    RandomStates,
+    Schedule,
+    Unreadable,
+)
+
+if TYPE_CHECKING:
+    from resilient.layouts.distributed import Index
+    from resilient.layouts.values import Tensor
+    from resilient.storage.folder import Folder, Listing
+
+COMMON, CONFIG = "common.pt", "metadata.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+_TITLE = "an iteration of Megatron"
+_ITERATION = re.compile(r"iter_(\d{1,12})/?$")
+_RANDOM = "rng_state/shard_"
+_PLACE = "the place in the data"
+
+
+def is_iteration(listing: Listing, prefix: str = "") -> bool:
+    """Say whether a folder has the files of one iteration directly in it."""
+    names = {one[len(prefix) :] for one in listing.sizes if one.startswith(prefix)}
+    slices = INDEX in names or any(one.endswith(SLICES) and "/" not in one for one in names)
+    return len({COMMON, CONFIG} & names) + slices > 1
+
+
+def is_megatron(listing: Listing) -> bool:
+    """Say whether a folder is of Megatron: an iteration, or what holds them and their tracker."""
+    return is_iteration(listing) or bool(TRACKER in listing.sizes and _inside(listing))
+
+
+def read_megatron(folder: Folder, listing: Listing) -> Contents:
+    """Return what an iteration holds; of a folder of them, that which its tracker names.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    if is_iteration(listing):
+        return _read(folder, listing, "")
+    told = read_text(folder, listing, TRACKER)
+    name = f"iter_{int(told):07d}/" if re.fullmatch(r"\d{1,12}", told) else "release/"
+    if is_iteration(listing, name):
+        return _read(folder, listing, name)
+    known = told == "release" or name != "release/"
+    what = f"it names `{name}`, which is not there" if known else "it names no iteration"
+    other = max(_inside(listing))
+    help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
+    return Contents(
+        "megatron", _TITLE, problems=(Problem(TRACKER, what, is_fatal=True, help=help_),)
+    )
+
+
+def _inside(listing: Listing) -> set[str]:
+    """Return the folders of iterations in a folder."""
+    found = {one.partition("/")[0] + "/" for one in listing.sizes if "/" in one}
+    named = {one for one in found if _ITERATION.fullmatch(one) or one == "release/"}
+    return {one for one in named if is_iteration(listing, one)}
+
+
+def _read(folder: Folder, listing: Listing, prefix: str) -> Contents:
+    problems: list[Problem] = []
+    config = _config(folder, listing, prefix, problems)
+    try:
+        index = read_index(folder, listing, prefix)
+    except Unreadable as error:
+        problems.append(Problem(f"{prefix}{INDEX}", str(error), is_fatal=True))
+        return Contents("megatron", _TITLE, problems=tuple(problems))
+    common = _common(folder, listing, prefix, config, problems)
+    arguments = common.get("args")
+    held = arguments.state if isinstance(arguments, Made) else None
+    given = held if isinstance(held, dict) else {}
+    step = whole(common.get("iteration"))
+    rng = _random(index)
+    if rng is None:
+        problems.append(Problem(".", "no random states are saved", "the random state"))
+    optimizer = _optimizer(index.tensors, common)
+    if optimizer is None:
+        problems.append(Problem(".", "no optimizer is in it", "the optimizer's state"))
+    samples = whole(given.get("consumed_train_samples"))
+    if common and samples is None:
+        problems.append(Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE))
+    problems += _disagreements(folder, prefix, step, optimizer)
+    version = common.get("checkpoint_version")
+    return Contents(
+        "megatron",
+        _TITLE,
+        "pretrain_gpt.py --load {path}" + ("" if prefix else "/.."),
+        index.tensors,
+        step,
+        world=whole(given.get("world_size")) or index.ranks,
+        optimizer=optimizer,
+        schedule=_schedule(common, problems, prefix),
+        rng=rng,
+        data={} if samples is None else {"samples": samples},
+        versions={} if version is None else {"checkpoint": str(version)[:40]},
+        facts=_facts(given),
+        problems=(*problems, *index.problems),
+    )
+
+
+def _config(
+    folder: Folder, listing: Listing, prefix: str, problems: list[Problem]
+) -> dict[str, Any]:
+    """Return how it was written; without this file Megatron takes it for another format."""
+    name = f"{prefix}{CONFIG}"
+    try:
+        config = read_json(folder, listing, name)
+    except Unreadable as error:
+        problems.append(Problem(name, str(error), is_fatal=True))
+        return {}
+    backend = config.get("sharded_backend")
+    if backend != "torch_dist":
+        what = f"its tensors are kept in the way of `{str(backend)[:40]}`, which is not known here"
+        problems.append(Problem(name, what, is_fatal=True))
+    return config
+
+
+def _common(
+    folder: Folder, listing: Listing, prefix: str, config: dict[str, Any], problems: list[Problem]
+) -> dict[Any, Any]:
+    name = f"{prefix}{COMMON}"
+    if name not in listing.sizes and config and "common_backend" not in config:
+        what = "it is missing; newer releases keep it in the index, where it is not read"
+        problems.append(Problem(name, what))
+        return {}
+    try:
+        value = open_archive(folder, listing, name).value
+    except Unreadable as error:
+        problems.append(Problem(name, str(error), is_fatal=True))
+        return {}
+    if not isinstance(value, dict):
+        problems.append(Problem(name, "it holds no state", is_fatal=True))
+    return value if isinstance(value, dict) else {}
+
+
+def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer | None:
+    """Return the numbers of an optimizer: names ``optimizer.state.<slot>.<parameter>``."""
+    split = [re.fullmatch(r".*?optimizer\.state\.([^.]+)\.(.+)", one.name) for one in tensors]
+    slots = dict.fromkeys(sorted({match[1] for match in split if match}))
+    params = {match[2] for match in split if match}
+    if not params:
+        return None
+    groups = _groups(common.get("optimizer"))
+    steps = [whole(one.get("step")) for one in groups]
+    rates = (decimal(one.get("lr")) for one in groups)
+    return Optimizer(
+        next((one for one in steps if one is not None), None),
+        len(params),
+        len(params),
+        len(groups),
+        tuple(one for one in rates if one is not None),
+        tuple(slots),
+    )
+
+
+def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
+    """Return the parameter groups, which lie one or two dictionaries deep."""
+    if not isinstance(value, dict) or depth > 2:  # noqa: PLR2004 - see above
+        return []
+    held = value.get("param_groups")
+    if isinstance(held, list):
+        return [one for one in held if isinstance(one, dict)]
+    return [group for one in list(value.values())[:64] for group in _groups(one, depth + 1)]
+
+
+def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> Schedule | None:
+    found = common.get("opt_param_scheduler")
+    if not isinstance(found, dict):
+        if common:
+            what = "it has no state of the schedule"
+            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule"))
+        return None
+    return Schedule(whole(found.get("num_steps")))
+
+
+def _random(index: Index) -> RandomStates | None:
+    count = sum(one.startswith(_RANDOM) for one in index.slices)
+    kinds = ("python", "numpy", "cpu", "cuda")
+    return RandomStates(tuple(range(count)), kinds) if count else None
+
+
+def _disagreements(
+    folder: Folder, prefix: str, step: int | None, optimizer: Optimizer | None
+) -> list[Problem]:
+    named = _ITERATION.search(prefix or folder.url)
+    found = {
+        "the folder's name": int(named[1]) if named else None,
+        COMMON: step,
+        "the optimizer": optimizer.step if optimizer else None,
+    }
+    said = {name: one for name, one in found.items() if one is not None}
+    if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
+        return []
+    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
+    return [Problem(prefix or ".", what, "the agreement of its files")]
+
+
+def _facts(given: dict[Any, Any]) -> dict[str, Any]:
+    names = {
+        "tensor parallel": "tensor_model_parallel_size",
+        "pipeline parallel": "pipeline_model_parallel_size",
+        "of iterations": "train_iters",
+    }
+    found = {name: whole(given.get(key)) for name, key in names.items()}
+    return {name: one for name, one in found.items() if one is not None}

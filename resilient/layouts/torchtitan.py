@@ -1,0 +1,107 @@
+"""Folders ``step-<n>`` of torchtitan: a distributed checkpoint whose names tell what is what.
+
+Source: ``torchtitan.components.checkpoint``. The weights stand under their own names, beside
+``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``; random states are not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.distributed import optimizer_at, value_at
+from resilient.layouts.documents import decimal, whole
+from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Problem, Schedule
+
+if TYPE_CHECKING:
+    from resilient.layouts.distributed import Index
+    from resilient.layouts.values import Optimizer, Tensor
+    from resilient.storage.folder import Folder, Listing
+
+_TITLE = "a step of torchtitan"
+_STEP = "train_state.step"
+_RANK = re.compile(r"dataloader\.dp_rank_(\d{1,7})")
+_WORLD = "dataloader.world_size"
+_PLACE = "the place in the data"
+_OTHERS = ("lr_scheduler", "dataloader", "train_state")
+_GAPS_MAX = 8
+
+
+def is_step(index: Index) -> bool:
+    """Say whether the names of a distributed checkpoint are those of torchtitan."""
+    return _STEP in index.slices and any(one.startswith("optimizer.") for one in index.slices)
+
+
+def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
+    """Return what a step of torchtitan holds.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    step = whole(value_at(folder, listing, index, _STEP))
+    optimizer = optimizer_at(folder, listing, index, "optimizer.")
+    last = whole(value_at(folder, listing, index, "lr_scheduler.last_epoch"))
+    rates = value_at(folder, listing, index, "lr_scheduler._last_lr")
+    held = rates if isinstance(rates, list) else []
+    schedule = Schedule(last, tuple(one for it in held if (one := decimal(it)) is not None))
+    tokens = whole(value_at(folder, listing, index, "train_state.ntokens_seen"))
+    world = whole(value_at(folder, listing, index, _WORLD))
+    lacking = [] if optimizer else [Problem(".", "no optimizer is in it", "the optimizer's state")]
+    if last is None:
+        lacking.append(Problem(".", "no schedule is in it", "the schedule"))
+    data = {"loaders": world, "tokens": tokens}
+    return Contents(
+        "torchtitan",
+        _TITLE,
+        "./run_train.sh --checkpoint.load_step=" + ("-1" if step is None else str(step)),
+        tuple(_told_apart(one) for one in index.tensors),
+        step,
+        world=index.ranks,
+        optimizer=optimizer,
+        schedule=None if last is None else schedule,
+        data={name: one for name, one in data.items() if one is not None},
+        versions={"metadata": index.version} if index.version else {},
+        problems=(
+            *index.problems,
+            *lacking,
+            *_unplaced(index, world),
+            *_disagreements(folder, step, last, optimizer),
+            Problem(".", "torchtitan keeps no random states", "the random state"),
+        ),
+    )
+
+
+def _told_apart(tensor: Tensor) -> Tensor:
+    head = tensor.name.partition(".")[0]
+    part = OPTIMIZER if head == "optimizer" else OTHER if head in _OTHERS else MODEL
+    return replace(tensor, part=part)
+
+
+def _unplaced(index: Index, world: int | None) -> list[Problem]:
+    """Return which loaders have no place in the data; there is one for each data-parallel rank."""
+    ranks = {int(match[1]) for one in index.slices if (match := _RANK.fullmatch(one))}
+    if not ranks:
+        return [Problem(".", "no loader's place is in it", _PLACE)]
+    last = min(max(world or 0, max(ranks) + 1), len(ranks) + _GAPS_MAX)
+    gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]
+    if not gaps:
+        return []
+    return [Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE)]
+
+
+def _disagreements(
+    folder: Folder, step: int | None, last: int | None, optimizer: Optimizer | None
+) -> list[Problem]:
+    named = re.search(r"step-(\d{1,12})/?$", folder.url)
+    found: dict[str, Any] = {
+        "the folder's name": int(named[1]) if named else None,
+        "its state": step,
+        "the schedule": last,
+        "the optimizer": optimizer.step if optimizer else None,
+    }
+    said = {name: one for name, one in found.items() if one is not None}
+    if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
+        return []
+    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
+    return [Problem(".", what, "the agreement of its files")]

@@ -1,0 +1,175 @@
+"""Checkpoints in the shapes of torchtitan and Megatron, written by torch; those of the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from resilient.layouts.judging import judge
+from resilient.layouts.recognizing import read_layout
+from resilient.storage.folder import open_folder
+
+STEP = 9
+UNIVERSAL = Path(__file__).parents[1] / "golden" / "universal"
+
+
+def write_slices(state, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a single process
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+
+
+def write_titan(run):
+    """Leave what torchtitan leaves: names of its own beside those of the weights."""
+    weight = torch.arange(15.0).view(5, 3)
+    options = {"lr": 0.25, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    state = {
+        "layers.0.weight": weight,
+        "norm.weight": torch.ones(3),
+        "optimizer": {
+            **{f"state.{one}.step": torch.tensor(float(STEP)) for one in NAMES},
+            **{f"state.{one}.exp_avg": torch.ones(shape) for one, shape in NAMES.items()},
+            **{f"state.{one}.exp_avg_sq": torch.ones(shape) for one, shape in NAMES.items()},
+            **{f"param_groups.{one}.{key}": it for one in NAMES for key, it in options.items()},
+        },
+        "lr_scheduler": {"last_epoch": STEP, "_last_lr": [0.25], "base_lrs": [0.25]},
+        "dataloader": {"dp_rank_0": b"\x80\x04N.", "dp_rank_1": b"\x80\x04N.", "world_size": 2},
+        "train_state": {
+            "step": torch.tensor(STEP, dtype=torch.int32),
+            "ntokens_seen": torch.tensor(4096, dtype=torch.int64),
+        },
+    }
+    write_slices(state, folder := Path(run) / f"step-{STEP}")
+    return folder
+
+
+NAMES = {"layers.0.weight": (5, 3), "norm.weight": (3,)}
+
+
+def write_megatron(run):
+    """Leave what Megatron-Core leaves: layers stacked, and one file that is common to all ranks."""
+    folder = Path(run) / f"iter_{STEP:07d}"
+    name, stacked = "decoder.layers.mlp.linear_fc1.weight", torch.arange(24.0).view(2, 4, 3)
+    state = {
+        name: stacked,
+        **{f"optimizer.state.{kind}.{name}": stacked + 1 for kind in ("exp_avg", "fp32_param")},
+        **{f"rng_state/shard_{rank}.0_2.1": b"states" for rank in range(2)},
+    }
+    write_slices(state, folder)
+    told = argparse.Namespace(
+        world_size=2, tensor_model_parallel_size=2, consumed_train_samples=72, train_iters=100
+    )
+    groups = [{"lr": 0.25, "step": STEP, "params": []}]
+    common = {
+        "iteration": STEP,
+        "args": told,
+        "checkpoint_version": 3.0,
+        "optimizer": {"optimizer": {"param_groups": groups}},
+        "opt_param_scheduler": {"num_steps": 72, "max_lr": 0.5},
+    }
+    torch.save(common, folder / "common.pt")
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    backend |= {"common_backend": "torch", "common_backend_version": 1}
+    (folder / "metadata.json").write_text(json.dumps(backend))
+    (Path(run) / "latest_checkpointed_iteration.txt").write_text(str(STEP))
+    return folder
+
+
+def write_universal(run, stage=2):
+    """Leave what DeepSpeed's own script left (tests/golden/make_universal.py)."""
+    shutil.copytree(UNIVERSAL / f"zero{stage}", run, dirs_exist_ok=True)
+    return Path(run) / "global_step3"
+
+
+def write_accelerate(folder):
+    """Save with accelerate three steps after the beginning; return what it loads."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
+    model, optimizer, schedule, data = accelerator.prepare(model, optimizer, schedule, data)
+    accelerator.register_for_checkpointing(Counted())
+    for (batch,) in data:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        schedule.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accelerator.save_state(str(folder))
+    return accelerator, model, optimizer, schedule
+
+
+class Counted:
+    """An object of a script."""
+
+    seen = 3
+
+    def state_dict(self):
+        return {"seen": self.seen, "held": torch.arange(3)}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def write_lightning(folder):
+    """Train two epochs with Lightning."""
+    import lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self, width=4):
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(width, 2)
+
+        def training_step(self, batch, _):
+            return self.layer(batch[0]).sum()
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.5)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what else is on this machine
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(folder),
+        )
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
+        trainer.fit(Model(), data)
+        trainer.save_checkpoint(path := Path(folder) / "last.ckpt")
+    return path
+
+
+def look(path):
+    """Return what a folder or a file holds."""
+    folder = open_folder(str(path))
+    return read_layout(folder, folder.list())
+
+
+def verdict(path):
+    return judge(look(path), str(path))
+
+
+def shapes(contents, part):
+    return {one.name: one.shape for one in contents.tensors if one.part == part}
+
+
+def saved(path, change):
+    """Load a file with torch, change what is in it and save it again."""
+    value = torch.load(path, weights_only=False)
+    change(value)
+    torch.save(value, path)
