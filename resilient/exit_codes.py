@@ -137,3 +137,6 @@ EXIT_CODES = (
 
 UNKNOWN = "A new code may be added: treat an unknown one as failure."
 OWN = "`train` passes a script's own exit code on; 128 + N is signal N of a worker."
+
+PERMANENT = tuple(one.number for one in EXIT_CODES if one.scheduler.startswith("fail the job"))
+"""Those after which another start would end the same way."""

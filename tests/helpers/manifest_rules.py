@@ -1,0 +1,232 @@
+"""What an API server refuses in a manifest beyond its schema, and what a run needs of one."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
+_KEY = re.compile(r"(?:([a-z0-9.-]{1,253})/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][-+]?[0-9]+|[KMGTPE]i|[numkMGTPE]?)")
+_SUFFIXES = {
+    **{f"{one}i": Decimal(1024) ** power for power, one in enumerate("KMGTPE", 1)},
+    **dict(
+        zip("numkMGTPE", (Decimal(10) ** p for p in (-9, -6, -3, 3, 6, 9, 12, 15, 18)), strict=1)
+    ),
+    "": Decimal(1),
+}
+_HANDLERS = {"httpGet", "exec", "tcpSocket", "grpc"}
+_OWN = {"cpu", "memory", "ephemeral-storage", "pods"}
+_CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def amount(text):
+    """Return the number that a quantity says, or None."""
+    found = _QUANTITY.fullmatch(str(text))
+    if not found or found[1].count(".") > 1:
+        return None
+    suffix = found[2]
+    if suffix[:1] in ("e", "E") and suffix[1:]:
+        return Decimal(found[1]) * Decimal(10) ** int(suffix[1:])
+    return Decimal(found[1]) * _SUFFIXES[suffix]
+
+
+def pods(value):
+    """Yield every pod, and every template of one, in a manifest."""
+    if isinstance(value, dict):
+        spec = value.get("spec")
+        if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
+            yield value
+        for one in value.values():
+            yield from pods(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from pods(one)
+
+
+def jobs(value):
+    """Yield the spec of every Job in a manifest, also of those that others make."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            is_job = (
+                name == "spec" and isinstance(one, dict) and isinstance(one.get("template"), dict)
+            )
+            if (
+                is_job
+                and "containers" in (one["template"].get("spec") or {})
+                and not one.get("selector")
+            ):
+                yield one
+            yield from jobs(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from jobs(one)
+
+
+def check_rules(document):
+    """Return what an API server would refuse, one line each."""
+    found = [*_check_names(document), *_check_selector(document)]
+    for pod in pods(document):
+        found += _check_pod(pod["spec"])
+    if document.get("kind") in ("Job", "CronJob", "JobSet"):
+        for job in jobs(document):
+            found += _check_job(job)
+    checks = {"CronJob": _check_cron, "ClusterQueue": _check_queue, "Service": _check_ports}
+    found += checks.get(document.get("kind"), lambda _: [])(document.get("spec", {}))
+    if "Runtime" in document.get("kind", ""):
+        policy = document["spec"].get("mlPolicy", {}).keys() & {"torch", "mpi", "jax", "xgboost"}
+        found += [f"spec.mlPolicy: only one of {sorted(policy)}"] if len(policy) > 1 else []
+    found += _check_tolerations(document.get("spec", {}).get("tolerations", []))
+    return found
+
+
+def _check_names(document):
+    metadata = document.get("metadata", {})
+    name, kind = metadata.get("name", ""), document.get("kind")
+    pattern = _LABEL if kind == "Service" else _SUBDOMAIN
+    if not pattern.fullmatch(name):
+        yield f"metadata.name: {name!r} is no name"
+    metas = [metadata, *(one.get("metadata", {}) for one in pods(document))]
+    for meta in metas:
+        for key, value in (meta.get("labels") or {}).items():
+            if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+                yield f"labels: {key!r}: {value!r} is no label"
+
+
+def _check_selector(document):
+    spec = document.get("spec", {})
+    wanted = (spec.get("selector") or {}).get("matchLabels") if "template" in spec else None
+    labels = (spec.get("template", {}).get("metadata") or {}).get("labels") or {}
+    if wanted and not wanted.items() <= labels.items():
+        yield f"spec.selector: {wanted} does not select {labels}"
+
+
+def _check_pod(spec):
+    containers = [*spec.get("initContainers", []), *spec["containers"]]
+    volumes = [one["name"] for one in spec.get("volumes", [])]
+    yield from _twice("volumes", volumes)
+    yield from _twice("containers", [one["name"] for one in containers])
+    yield from _check_tolerations(spec.get("tolerations", []))
+    for one in containers:
+        mounts = one.get("volumeMounts", [])
+        yield from _twice("mountPath", [mount["mountPath"] for mount in mounts])
+        yield from (
+            f"volumeMounts: no volume {m['name']}" for m in mounts if m["name"] not in volumes
+        )
+        yield from _check_resources(one.get("resources", {}))
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+            handlers = _HANDLERS & one.get(probe, {"exec": 0}).keys()
+            if len(handlers) != 1:
+                yield f"{probe}: {sorted(handlers)} is not one handler"
+
+
+def _twice(what, names):
+    return [f"{what}: {one} twice" for one in sorted({n for n in names if names.count(n) > 1})]
+
+
+def _check_resources(resources):
+    limits, requests = resources.get("limits", {}), resources.get("requests", {})
+    for name, text in (*limits.items(), *requests.items()):
+        number = amount(text)
+        if number is None:
+            yield f"resources: {name}: {text!r} is no quantity"
+        elif name not in _OWN and not name.startswith("hugepages-") and number % 1:
+            yield f"resources: {name}: {text!r} is no whole number"
+    for name in limits.keys() & requests.keys():
+        asked, most = amount(requests[name]), amount(limits[name])
+        if asked is not None and most is not None and asked > most:
+            yield f"resources: {name}: asks for {requests[name]}, limit {limits[name]}"
+
+
+def _check_tolerations(tolerations):
+    for one in tolerations:
+        if one.get("operator", "Equal") not in ("Equal", "Exists", "Lt", "Gt"):
+            yield f"tolerations: operator {one['operator']!r}"
+        if one.get("effect", "NoSchedule") not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
+            yield f"tolerations: effect {one['effect']!r}"
+
+
+def _check_ports(spec):
+    for port in spec.get("ports", []):
+        if not 1 <= port["port"] < 1 << 16:
+            yield f"ports: {port['port']}"
+
+
+def _check_job(job):
+    pod = job["template"]["spec"]
+    policy = pod.get("restartPolicy", "Always")
+    if policy not in ("Never", "OnFailure"):
+        yield f"restartPolicy: {policy} in a Job"
+    if job.get("completionMode") == "Indexed" and job.get("completions") is None:
+        yield "completions: an Indexed Job needs a number"
+    if "successPolicy" in job and job.get("completionMode") != "Indexed":
+        yield "successPolicy: needs an Indexed Job"
+    rules = job.get("podFailurePolicy", {}).get("rules", [])
+    if rules and policy != "Never":
+        yield "podFailurePolicy: needs restartPolicy Never"
+    if rules and job.get("podReplacementPolicy", "Failed") != "Failed":
+        yield "podReplacementPolicy: has to be Failed beside a podFailurePolicy"
+    names = {one["name"] for one in pod["containers"]}
+    for codes in filter(None, (one.get("onExitCodes") for one in rules)):
+        yield from _check_codes(codes, names)
+
+
+def _check_codes(codes, containers):
+    values = codes["values"]
+    if values != sorted(set(values)) or (codes["operator"] == "In" and 0 in values):
+        yield f"podFailurePolicy: {values} are not in order, or have 0"
+    if codes.get("containerName", "") not in {"", *containers}:
+        yield f"podFailurePolicy: no container {codes['containerName']}"
+
+
+def _check_cron(spec):
+    fields = spec["schedule"].split()
+    for text, (least, most) in zip(fields, _CRON, strict=False):
+        if any(not least <= int(number) <= most for number in re.findall(r"(?<!/)\b\d+", text)):
+            yield f"schedule: {text!r} is not within {least} to {most}"
+    if len(fields) != len(_CRON):
+        yield f"schedule: {spec['schedule']!r} has not five fields"
+
+
+def _check_queue(spec):
+    preemption = spec.get("preemption", {})
+    borrows = preemption.get("borrowWithinCohort", {}).get("policy", "Never")
+    if preemption.get("reclaimWithinCohort", "Never") == "Never" and borrows != "Never":
+        yield "preemption: borrows and never reclaims"
+    for group in spec.get("resourceGroups", []):
+        for flavor in group["flavors"]:
+            if [one["name"] for one in flavor["resources"]] != group["coveredResources"]:
+                yield f"resourceGroups: flavor {flavor['name']} does not cover what its group does"
+
+
+def check_restricted(pod):
+    """Return what Pod Security's level `restricted` refuses in a pod's spec."""
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(key):
+            yield f"{key}: true"
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
+    for volume in pod.get("volumes", []):
+        if not (volume.keys() - {"name"}) <= allowed | {"persistentVolumeClaim"}:
+            yield f"volumes: {volume}"
+    for one in [*pod.get("initContainers", []), *pod["containers"]]:
+        if any("hostPort" in port for port in one.get("ports", [])):
+            yield "hostPort"
+        yield from _check_context(
+            {**pod.get("securityContext", {}), **one.get("securityContext", {})}
+        )
+
+
+def _check_context(context):
+    """Yield what is not restricted in what a container and its pod say together."""
+    if context.get("privileged") or context.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation: is not false"
+    if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
+        yield "runAsNonRoot: is not true"
+    if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccompProfile: is not RuntimeDefault"
+    capabilities = context.get("capabilities", {})
+    added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
+    if "ALL" not in capabilities.get("drop", []) or added:
+        yield "capabilities: are not dropped"
