@@ -84,6 +84,11 @@ COMMANDS = {
         "app",
         "Strike a training of your own on purpose, and see which promises hold.",
     ),
+    "slurm": LazyCommand(
+        "resilient_cli.commands.slurm",
+        "app",
+        "Run a training as a job of SLURM that is requeued until it is trained to the end.",
+    ),
     "init": LazyCommand(
         "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."
     ),

@@ -17,6 +17,7 @@ from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible,
 from resilient.testing.chaos.plan import read_plan, shipped
 from resilient.testing.chaos.promises import is_proven, judge
 from resilient.testing.chaos.rehearsal import Rehearsal, rehearse
+from resilient_cli.given import given_to_train
 from resilient_cli.places import output_of
 from resilient_cli.render import show
 from resilient_cli.views.chaos import listing, planned, verdict
@@ -100,18 +101,8 @@ def list_plans(ctx: typer.Context) -> None:
 
 
 def _given(words: tuple[str, ...]) -> set[str]:
-    """Return the names of the options of `resilient train` that these words give.
-
-    What the parser does not know is left to the undisturbed run, which ends by it.
-    """
-    from resilient_cli.app import load
-
-    context = load("train").make_context("train", list(words), resilient_parsing=True)
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    given = {
-        name for name, source in sources if source is not None and source.name == "COMMANDLINE"
-    }
-    return given | ({"nnodes"} if context.params.get("nnodes", "1") != "1" else set())
+    """Return the names of the options of `resilient train` that these words give."""
+    return set(given_to_train(words))
 
 
 def _tell(line: str) -> None:

@@ -1,0 +1,249 @@
+"""``resilient slurm``: a run as a job that SLURM starts again until it is trained to the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from resilient.errors import ConfigError, UsageError
+from resilient_cli.doctor import budget
+from resilient_cli.given import given_to_train
+from resilient_cli.places import output_of
+from resilient_cli.render import show
+from resilient_cli.slurm import queue
+from resilient_cli.slurm.job import (
+    Place,
+    SlurmJob,
+    check_command,
+    check_time,
+    check_words,
+    parse_environment,
+    parse_nodes,
+)
+from resilient_cli.slurm.script import render
+from resilient_cli.views.slurm import rendered, states, submitted
+
+_EXAMPLE = "resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py"
+_DEFAULT_GRACE_SECONDS = 25.0
+_ENDED_BADLY = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Run a training as a job of SLURM that is requeued until it is trained to the end.",
+)
+
+
+def _option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, **more)
+
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- train ...",
+        help="The command, without `resilient`; {task} in it is the number of an array's task.",
+    ),
+]
+Name = Annotated[str, _option("Name of the job.")]
+Nodes = Annotated[str, _option("Nodes: N, or MIN-MAX for what SLURM has free.")]
+Time = Annotated[str, _option("Limit of each start: 90, 4:00:00, 1-12; else the partition's.")]
+Partition = Annotated[str, _option("Partition.")]
+Account = Annotated[str, _option("Account.")]
+Qos = Annotated[str, _option("Quality of service.")]
+Gpus = Annotated[str, _option("GPUs of each node: N or TYPE:N.")]
+Cpus = Annotated[int, _option("Processors of each node; 0 leaves it to SLURM.", min=0)]
+Memory = Annotated[str, _option("Memory of each node: 64G.")]
+Array = Annotated[str, _option("Tasks of an array: 0-7, 1,3,5 or 0-15%4.")]
+Logs = Annotated[str, _option("Folder, seen by all nodes, for the log and the failures.")]
+Env = Annotated[
+    list[str] | None,
+    _option("NAME=VALUE to set, or NAME to demand from whoever calls sbatch.", "--env"),
+]
+Setup = Annotated[
+    list[str] | None, _option("A line before the training: source .venv/bin/activate.", "--setup")
+]
+MaxFailures = Annotated[
+    int, _option("Starts that may fail until the job is left alone; 75 is free.", min=1)
+]
+Events = Annotated[
+    Path | None, _option("Event files of a run, which say what its saves took: sets --grace.")
+]
+Notice = Annotated[
+    float | None,
+    _option("Seconds that a preemption leaves: the partition's GraceTime and KillWait.", min=0),
+]
+DryRun = Annotated[bool, _option("Print the script and submit nothing.", "--dry-run")]
+
+
+@app.command("render")
+def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
+    ctx: typer.Context,
+    command: Command = None,
+    *,
+    name: Name = "train",
+    nodes: Nodes = "1",
+    time: Time = "",
+    partition: Partition = "",
+    account: Account = "",
+    qos: Qos = "",
+    gpus: Gpus = "",
+    cpus: Cpus = 0,
+    memory: Memory = "",
+    array: Array = "",
+    logs: Logs = ".",
+    env: Env = None,
+    setup: Setup = None,
+    max_failures: MaxFailures = 5,
+    events: Events = None,
+    notice: Notice = None,
+) -> int:
+    """Write the batch script of a training to stdout.
+
+    It is requeued after exit code 75, left alone after codes that another start would end with as
+    well, and requeued --max-failures times after others. Nothing secret is in it.
+
+    Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
+    """
+    place = Place(partition, account, qos, gpus, cpus, memory, array)
+    asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    job = _job(tuple(command or ()), asked, place, events, notice)
+    show(rendered(job, render(job)), output_of(ctx))
+    return 0
+
+
+@app.command("submit")
+def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
+    ctx: typer.Context,
+    command: Command = None,
+    *,
+    name: Name = "train",
+    nodes: Nodes = "1",
+    time: Time = "",
+    partition: Partition = "",
+    account: Account = "",
+    qos: Qos = "",
+    gpus: Gpus = "",
+    cpus: Cpus = 0,
+    memory: Memory = "",
+    array: Array = "",
+    logs: Logs = ".",
+    env: Env = None,
+    setup: Setup = None,
+    max_failures: MaxFailures = 5,
+    events: Events = None,
+    notice: Notice = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Make the folder for logs, and hand the script that `slurm render` writes to sbatch.
+
+    Example: resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py
+    """
+    place = Place(partition, account, qos, gpus, cpus, memory, array)
+    asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    job = _job(tuple(command or ()), asked, place, events, notice)
+    if dry_run:
+        show(rendered(job, render(job)), output_of(ctx))
+        return 0
+    try:
+        # Without it SLURM writes no log, and says so nowhere.
+        Path(logs).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from error
+    number = queue.submit(render(job))
+    log = next(iter(queue.look(number))).log
+    show(submitted(job, number, log), output_of(ctx))
+    return 0
+
+
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job: 123 or 123_4.")],
+) -> int:
+    """Say what SLURM knows of a job: its state, how often it was requeued, what its code means.
+
+    Exit code 1: it failed, or one of its tasks did. SLURM forgets a job some minutes after its
+    end (MinJobAge); that is 66, and `sacct` may still know it.
+
+    Example: resilient slurm status 123
+    """
+    found = queue.look(queue.check_job(job))
+    show(states(found), output_of(ctx))
+    return 1 if any(one.state in _ENDED_BADLY for one in found) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Options as they were given."""
+
+    name: str
+    nodes: str
+    time: str
+    logs: str
+    env: tuple[str, ...]
+    setup: tuple[str, ...]
+    failures_max: int
+
+
+def _job(
+    words: tuple[str, ...], asked: _Asked, place: Place, events: Path | None, notice: float | None
+) -> SlurmJob:
+    """Return what is asked of SLURM, once all of it was checked."""
+    if words[:1] != ("train",) or not words[1:]:
+        raise UsageError("slurm needs a training to run", hint=_EXAMPLE)
+    check_words(
+        {
+            "--name": asked.name,
+            "--partition": place.partition,
+            "--account": place.account,
+            "--qos": place.qos,
+            "--gpus": place.gpus,
+            "--memory": place.memory,
+            "--array": place.array,
+            "--logs": asked.logs,
+        }
+    )
+    fewest, most = parse_nodes(asked.nodes)
+    given = given_to_train(words[1:])
+    check_command(words[1:], set(given), place.array)
+    if any("\n" in line for line in asked.setup):
+        raise ConfigError("--setup takes one line; give it once for each")
+    grace = _grace_seconds(given.get("grace"), events, notice)
+    lead = math.ceil(grace + budget.MARGIN_SECONDS)
+    check_time(asked.time, lead)
+    environment = parse_environment(asked.env)
+    return SlurmJob(
+        *(asked.name, words[1:], fewest, most, asked.time, place, asked.logs, grace),
+        says_grace="grace" in given,
+        lead_seconds=lead,
+        environment=environment,
+        setup=asked.setup,
+        failures_max=asked.failures_max,
+    )
+
+
+def _grace_seconds(given: float | None, events: Path | None, notice: float | None) -> float:
+    """Return ``--grace`` as given, or by what saves took; held against what is left for it.
+
+    Raises:
+        ConfigError: a save does not fit into it, or it does not fit into a preemption's notice.
+    """
+    took = budget.read_events(events) if events else budget.Took()
+    save, tail = budget.p95(took.saves), budget.p95(took.promotions) or 0.0
+    if events and save is None:
+        raise ConfigError(f"--events {events}: no save is told of there")
+    needed = 0.0 if save is None else math.ceil(save + tail + budget.MARGIN_SECONDS)
+    grace = max(_DEFAULT_GRACE_SECONDS, needed) if given is None else given
+    source = f"p95 of {len(took.saves)} saves"
+    # The batch script leaves more than --grace before the end of the time, by construction.
+    terms = budget.Budget(save, tail, grace, notice, None, source)
+    for check in budget.judge(terms):
+        if not check.is_ok:
+            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
+    return grace
