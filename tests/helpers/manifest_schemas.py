@@ -23,7 +23,7 @@ def check_schema(document, version=VERSIONS[-1]):
     """Return what a schema says against a manifest, one line each; core kinds in one version."""
     custom = _custom().get((document.get("apiVersion"), document.get("kind")))
     if custom is None:
-        return _check_core(document, version)
+        return _check_core(json.dumps(document, sort_keys=True), version)
     strict, scope, schema = custom
     found = [f"{_path(one)}: {one.message[:200]}" for one in strict.iter_errors(document)]
     if scope == "Cluster" and "namespace" in document.get("metadata", {}):
@@ -31,9 +31,10 @@ def check_schema(document, version=VERSIONS[-1]):
     return found + list(_check_lists(schema, document, ""))
 
 
+@cache
 def _check_core(document, version):
     try:
-        kubernetes_validate.validate(document, version, strict=True)
+        kubernetes_validate.validate(json.loads(document), version, strict=True)
     except kubernetes_validate.ValidationError as error:
         return [f"{_path(error)}: {error.message[:200]}"]
     except kubernetes_validate.SchemaNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,19 +12,20 @@ import yaml
 from tests.services import kustomize
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
-FOLDERS = sorted(
-    path.parent
-    for path in K8S.rglob("kustomization.yaml")
-    if "kind: Component" not in path.read_text()
-)
+KINDS = {path.parent: path.read_text() for path in sorted(K8S.rglob("kustomization.yaml"))}
+FOLDERS = [path for path, text in KINDS.items() if "kind: Component" not in text]
+COMPONENTS = [path for path, text in KINDS.items() if "kind: Component" in text]
 
 
 @pytest.fixture(scope="session")
-def texts():
-    """Return what each folder of k8s/ that stands alone builds, as text."""
+def texts(tmp_path_factory):
+    """Return what each folder of k8s/ builds, as text; a component over the base."""
     if problem := kustomize.why_impossible():
         pytest.skip(problem)
-    return kustomize.build(FOLDERS)
+    folder = tmp_path_factory.mktemp("components")
+    over = {path: _over_base(folder / path.name, path) for path in COMPONENTS}
+    made = kustomize.build([*FOLDERS, *over.values()])
+    return {path: made[over.get(path, path)] for path in KINDS}
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,11 @@ def built(texts):
 def kubectl():
     """Return the path of kubectl."""
     return shutil.which("kubectl") or pytest.skip("no kubectl on this machine")
+
+
+def _over_base(folder, component):
+    folder.mkdir()
+    base, path = (os.path.relpath(one, folder) for one in (K8S / "base", component))
+    text = {"resources": [base], "components": [path]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return folder
