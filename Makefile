@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds lint types crash storm fuzz audited matrix mutants preemptions bench all
+.PHONY: demo test services clouds lint types crash storm fuzz damage audited matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -75,6 +75,10 @@ RUNS ?= 20000
 SEED ?= 0
 fuzz: $(STAMP)
 	$(PYTEST) tests/property/test_fuzz_readers.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
+
+# What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
+damage: $(STAMP)
+	$(BIN)/python -m tests.damage
 
 # A run of more than fifty deaths and ten resizes, and the proof that each sample was trained once.
 audited: $(STAMP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
@@ -55,8 +55,28 @@ def is_foreign(url: str) -> bool:
     return not committed(store) and not list_numbers(store)
 
 
-def look(url: str) -> Looked | None:
+def look_if_known(url: str | None, *, is_read: bool) -> Looked | None:
+    """Return what another tool left at a place; None when nothing that is known did.
+
+    Args:
+        url: a path or a URL.
+        is_read: whether every byte is looked at, and not headers alone.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    try:
+        return look(url, is_read=is_read) if url and is_foreign(url) else None
+    except UnknownLayout:
+        return None
+
+
+def look(url: str, *, is_read: bool = False) -> Looked | None:
     """Return what is at a place, None when there is nothing.
+
+    Args:
+        url: a path or a URL.
+        is_read: whether every byte is looked at, and not headers alone.
 
     Raises:
         UnknownLayout: it is no checkpoint.
@@ -66,6 +86,11 @@ def look(url: str) -> Looked | None:
     if found is None:
         return None
     folder, listing, contents = found
+    if is_read:
+        from resilient.comparison.proving import prove  # it needs numpy, which listing does not
+
+        proofs = prove(folder, listing, contents)
+        contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = judge(contents, folder.url)
     if verdict.answer == "no" and not verdict.command:
         verdict = judge(contents, folder.url, _sibling(url))

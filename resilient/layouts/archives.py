@@ -35,7 +35,7 @@ _LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _NUMBERS = {
     "F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B",
 }  # fmt: skip
-_BROKEN = (
+BROKEN = (
     zipfile.BadZipFile,
     ValueError,
     OverflowError,
@@ -172,7 +172,7 @@ def open_archive(
     try:
         with zipfile.ZipFile(Window(folder, name, start, size_bytes)) as opened:
             found = opened.infolist()
-    except (*_BROKEN, KeyNotFound) as error:
+    except (*BROKEN, KeyNotFound) as error:
         return _legacy(folder, name, start, size_bytes, error)
     return _archive(folder, name, start, found)
 
@@ -181,16 +181,23 @@ def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]
     pickles = [one for one in found if one.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise Unreadable(f"a zip with {len(pickles)} pickles is no file of torch's")
+    stored = [one for one in found if one.compress_type == zipfile.ZIP_STORED]
+    if any(is_contradictory(one) for one in stored):
+        raise Unreadable("the directory of the zip contradicts itself")
     root = pickles[0].filename.removesuffix("data.pkl")
     members = {
-        one.filename.removeprefix(root): (one.header_offset, one.file_size)
-        for one in found
-        if one.compress_type == zipfile.ZIP_STORED
+        one.filename.removeprefix(root): (one.header_offset, one.file_size) for one in stored
     }
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
     order = next((one for one in found if one.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
     return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start)
+
+
+def is_contradictory(member: zipfile.ZipInfo) -> bool:
+    """Say whether a directory gives two lengths to what lies there as it is."""
+    is_stored = member.compress_type == zipfile.ZIP_STORED
+    return is_stored and member.compress_size != member.file_size
 
 
 def _member(folder: Folder, name: str, start: int, info: zipfile.ZipInfo) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.format.regions import Region
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.pickled import Made
+from resilient.layouts.pickled import Made, Name
 from resilient.layouts.pickles import BYTES_MAX, read_pickle
 from resilient.layouts.rebuilding import dtype_of, rebuild, shape_of
 from resilient.layouts.values import (
@@ -35,6 +35,20 @@ if TYPE_CHECKING:
 
 INDEX = ".metadata"
 SLICES = ".distcp"
+_OF_METADATA = {"torch.distributed.checkpoint.metadata"}
+_HOMES: Mapping[str, set[str]] = {
+    **dict.fromkeys(
+        (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            "_MEM_FORMAT_ENCODING",
+            *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+        ),
+        _OF_METADATA,
+    ),
+    "_StorageInfo": {"torch.distributed.checkpoint.filesystem"},
+}
+"""Where torch keeps what an index is made of; a name elsewhere is a damaged one."""
+_ROOTS = {"torch", "builtins", "collections", "pathlib", "copyreg", "_codecs", "numpy", "datetime"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,11 @@ def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "
         raise Unreadable("it is missing")
     if listing.sizes[name] > BYTES_MAX:
         raise Unreadable(f"an index of {listing.sizes[name]} bytes")
-    value = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild).value
+    pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
+    value = pickled.value
+    strange = sorted(one.dotted for one in pickled.names if _is_strange(one))
+    if strange:
+        raise Unreadable(f"it names `{strange[0][:80]}`, which torch has not")
     entries = value.get("state_dict_metadata") if isinstance(value, Made) else None
     if not isinstance(entries, dict):
         raise Unreadable("it is no index of a distributed checkpoint")
@@ -115,6 +133,14 @@ def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "
         _ranks(listing, prefix),
         (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
     )
+
+
+def _is_strange(name: Name) -> bool:
+    """Say whether a name is no other's than torch's, and not as torch has it."""
+    homes = _HOMES.get(name.name)
+    if homes is not None:
+        return name.module not in homes
+    return name.module in _HOMES["Metadata"] or name.module.partition(".")[0] not in _ROOTS
 
 
 def value_at(folder: Folder, listing: Listing, index: Index, name: str) -> Any:

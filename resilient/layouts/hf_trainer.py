@@ -12,7 +12,7 @@ from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, read_json, whole
 from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
-from resilient.layouts.progress import read_random, required, schedule_of
+from resilient.layouts.progress import ahead, read_random, required, schedule_of
 from resilient.layouts.values import Contents, Problem, Unreadable
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ RESUME = "trainer.train(resume_from_checkpoint='{path}')"
 _REBUILD = "resilient ckpt repair {path} --rebuild {path}-rebuilt"
 _SCHEDULE = "scheduler.pt"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
+_VERSION = "5.23"
+_KEYS = {
+    *("best_global_step", "best_metric", "best_model_checkpoint", "epoch", "eval_steps"),
+    *("global_step", "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero"),
+    *("log_history", "logging_steps", "max_steps", "num_input_tokens_seen", "num_train_epochs"),
+    *("save_steps", "stateful_callbacks", "total_flos", "train_batch_size", "trial_name"),
+    "trial_params",
+}
+"""What its loader takes; at any other key it raises."""
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 # Transformers loads the schedule and the optimizer together or not at all.
 _BOTH = "the optimizer's state and the schedule"
@@ -49,7 +58,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model)
     told = model.engine.world if model.engine else model.world
-    rng, odd = read_random(folder, listing, _RANDOM, world=told)
+    rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True)
     step = whole(state.get("global_step"))
     world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
     numbers = (step, schedule.step if schedule else None, optimizer.optimizer)
@@ -88,7 +97,22 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     if whole(state.get("global_step")) is None:
         what = "it has no `global_step`"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    return state, []
+    unknown = sorted(set(state) - _KEYS)
+    if unknown:
+        what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
+        return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
+    return state, _best_moved(state)
+
+
+def _best_moved(state: dict[str, Any]) -> list[Problem]:
+    """Return whether what it calls the best is not the checkpoint of its best step."""
+    best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
+    if not isinstance(best, str) or step is None:
+        return []
+    if best.replace("\\", "/").rstrip("/").rpartition("/")[2] == f"checkpoint-{step}":
+        return []
+    what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
+    return [Problem(STATE, what, "the best checkpoint")]
 
 
 def _schedule(
@@ -120,10 +144,7 @@ def _disagreements(
     if len(set(said.values())) > 1:
         what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
         problems.append(Problem(".", what, "the agreement of its files", is_fatal=False))
-    if optimizer and optimizer.step is not None and step is not None and optimizer.step > step:
-        what = f"the optimizer made {optimizer.step} updates by step {step}"
-        problems.append(Problem(".", what, "the agreement of its files"))
-    return problems
+    return [*problems, *ahead(".", optimizer, step)]
 
 
 def _data(state: dict[str, Any]) -> dict[str, Any]:

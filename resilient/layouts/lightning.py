@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.archives import open_archive, tensors_in
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.progress import optimizer_of, schedule_of
+from resilient.layouts.progress import ahead, optimizer_of, schedule_of
 from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Problem, Unreadable
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _progress(
         problems=(
             *_schedule_lost(archive, schedules, schedule),
             *_loops_lost(archive, step),
+            *ahead(archive.name, optimizer, step),
             Problem(archive.name, "Lightning keeps no random states", "the random state"),
         ),
     )

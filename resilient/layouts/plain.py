@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, read_header, whole
-from resilient.layouts.progress import optimizer_of, schedule_of
+from resilient.layouts.progress import ahead, optimizer_of, schedule_of
 from resilient.layouts.values import (
     MODEL,
     OPTIMIZER,
@@ -80,6 +80,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     if optimizer is None and schedule is None and tensors:
         problems = [Problem(archive.name, ALONE, is_fatal=True, help=_LOAD)]
     problems += [Problem(archive.name, f"it has no {one[4:]}", one) for one in lacking]
+    problems += ahead(archive.name, optimizer, _first(named, _STEPS, whole))
     return Contents(
         layout,
         title,

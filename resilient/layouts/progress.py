@@ -58,6 +58,14 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
     )
 
 
+def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
+    """Return whether an optimizer made more updates than its training made steps."""
+    if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
+        return []
+    what = f"the optimizer made {optimizer.step} updates by step {step}"
+    return [Problem(place, what, "the agreement of its files")]
+
+
 def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
     numbers = (archive.number(one) if archive else one for one in found)
     return tuple(rate for one in numbers if (rate := decimal(one)) is not None)
@@ -73,7 +81,7 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 
 
 def read_random(
-    folder: Folder, listing: Listing, pattern: str, prefix: str = "", world: int | None = None
+    folder: Folder, listing: Listing, pattern: str, *, world: int | None = None, stops: bool = False
 ) -> tuple[RandomStates | None, list[Problem]]:
     """Return the random states of all ranks, and which cannot be read.
 
@@ -81,15 +89,15 @@ def read_random(
         folder: where they are.
         listing: what is there.
         pattern: of the file names; its group is the rank, none: there is one rank.
-        prefix: the folder in it, with a ``/`` at its end.
         world: ranks there were at least, where something else tells.
+        stops: whether its tool stops at one that is broken, as it may not at one that is missing.
     """
     found: dict[int, str] = {}
     for name in listing.sizes:
-        if name.startswith(prefix) and (match := re.fullmatch(pattern, name[len(prefix) :])):
+        if match := re.fullmatch(pattern, name):
             found[int(match[1] or 0)] = name
     problems = [
-        Problem(name, why, "random state")
+        Problem(name, why, "random state", is_fatal=stops)
         for _, name in sorted(found.items())[:RANKS_OPENED_MAX]
         if (why := _trouble(folder, listing, name))
     ]
@@ -110,7 +118,8 @@ def _trouble(folder: Folder, listing: Listing, name: str) -> str:
         value = open_archive(folder, listing, name).value
     except Unreadable as error:
         return str(error)
-    return "" if isinstance(value, dict) else "it holds no random states"
+    is_one = isinstance(value, dict) and any(one in value for one in _KINDS)
+    return "" if is_one else "it holds no random states"
 
 
 def _kinds(folder: Folder, listing: Listing, name: str) -> tuple[str, ...]:

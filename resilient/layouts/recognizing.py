@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.layouts import (
@@ -18,6 +18,8 @@ from resilient.layouts import (
     universal,
 )
 from resilient.layouts.archives import open_archive
+from resilient.layouts.documents import read_text
+from resilient.layouts.fitting import unfitting
 from resilient.layouts.values import Contents, Problem, Unreadable
 from resilient.layouts.weights import SAFE, STEMS, TORCH
 
@@ -94,10 +96,17 @@ def _has(index: distributed.Index, root: str) -> bool:
 
 
 def _read_engine(folder: Folder, listing: Listing) -> Contents:
-    inside = deepspeed.is_engine(listing)
-    return deepspeed.read_engine(
-        folder, listing, "" if inside else deepspeed.tag_of(folder, listing)
-    )
+    if deepspeed.is_engine(listing):
+        return deepspeed.read_engine(folder, listing, "")
+    tag = deepspeed.tag_of(folder, listing)
+    found = deepspeed.read_engine(folder, listing, tag)
+    told = read_text(folder, listing, deepspeed.LATEST)
+    if f"{told}/" == tag:
+        return found
+    what = f"it names `{told[:80]}`, which is not there" if told else "it names no tag"
+    help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
+    pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
+    return replace(found, problems=(pointer, *found.problems))
 
 
 def _is_engine(listing: Listing) -> bool:
@@ -139,11 +148,15 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
     """
     if not listing.is_file:
         found = next((one for one in LAYOUTS if one.is_it(listing)), None)
-        return found.read(folder, listing) if found else None
+        return _fitted(found.read(folder, listing)) if found else None
     name = next(iter(listing.sizes), "")
     if name.endswith(SAFE):
         return plain.read_safetensors(folder, listing, name)
-    return _read_torch(folder, listing, name) if name.endswith(TORCH) else None
+    return _fitted(_read_torch(folder, listing, name)) if name.endswith(TORCH) else None
+
+
+def _fitted(contents: Contents) -> Contents:
+    return replace(contents, problems=(*contents.problems, *unfitting(contents.tensors)))
 
 
 def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:

@@ -62,8 +62,10 @@ def read_universal(folder: Folder, listing: Listing) -> Contents:
     """
     prefix = "" if _is_directly(listing) else _latest(folder, listing)
     if prefix is None:
-        what = f"it names `{read_text(folder, listing, LATEST)[:80]}`, which is not there"
-        problem = Problem(LATEST, what, is_fatal=True)
+        told = read_text(folder, listing, LATEST)[:80]
+        what = f"it names `{told}`, which is not there" if told else "it names no tag"
+        help_ = "resilient ckpt inspect {path}/" + tag_in(listing)[-1].rstrip("/")
+        problem = Problem(LATEST, what, is_fatal=True, help=help_)
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
     pieces = _pieces(listing, prefix)
     tensors, steps, broken = _tensors(folder, listing, pieces)
@@ -98,9 +100,7 @@ def _is_directly(listing: Listing) -> bool:
 def _latest(folder: Folder, listing: Listing) -> str | None:
     tags = tag_in(listing)
     told = read_text(folder, listing, LATEST)
-    if told:
-        return f"{told}/" if f"{told}/" in tags else None
-    return tags[-1]
+    return f"{told}/" if f"{told}/" in tags else None
 
 
 def _pieces(listing: Listing, prefix: str) -> dict[str, dict[str, str]]:

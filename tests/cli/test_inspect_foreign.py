@@ -52,6 +52,19 @@ def test_a_broken_one_points_to_one_beside_it(run, call):
     assert answer["command"] == f"resilient ckpt inspect {run / 'checkpoint-8'}"
 
 
+def test_verify_reads_every_byte_of_it(run, call, matches):
+    whole = call("ckpt", "verify", run / "checkpoint-8", "--json")
+    document = json.loads(whole.stdout)
+    assert (whole.status, document["problems"]) == (0, [])
+    path = run / "checkpoint-8" / "optimizer.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert call("ckpt", "inspect", run / "checkpoint-8").status == 0
+    assert call("ckpt", "verify", run / "checkpoint-8", "--level", "quick").status == 0
+    matches("foreign-verify", call("ckpt", "verify", run / "checkpoint-8"), run)
+
+
 def test_a_run_is_no_checkpoint_and_its_newest_is_named(run, call, matches):
     matches("foreign-run", call("ckpt", "inspect", run), run)
 

@@ -87,8 +87,8 @@ def write_universal(run, stage=2):
     return Path(run) / "global_step3"
 
 
-def write_accelerate(folder):
-    """Save with accelerate three steps after the beginning; return what it loads."""
+def accelerate_run():
+    """Return what accelerate trains: itself, and what it prepared."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -96,8 +96,14 @@ def write_accelerate(folder):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
-    model, optimizer, schedule, data = accelerator.prepare(model, optimizer, schedule, data)
+    prepared = accelerator.prepare(model, optimizer, schedule, data)
     accelerator.register_for_checkpointing(Counted())
+    return accelerator, *prepared
+
+
+def write_accelerate(folder):
+    """Save with accelerate three steps after the beginning; return what it loads."""
+    accelerator, model, optimizer, schedule, data = accelerate_run()
     for (batch,) in data:
         accelerator.backward(model(batch).sum())
         optimizer.step()
@@ -120,8 +126,8 @@ class Counted:
         self.seen = state["seen"]
 
 
-def write_lightning(folder):
-    """Train two epochs with Lightning."""
+def lightning_run(folder, epochs, **options):
+    """Return what Lightning trains, and its trainer and data."""
     import lightning
 
     class Model(lightning.LightningModule):
@@ -137,19 +143,26 @@ def write_lightning(folder):
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.5)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(folder),
+        **options,
+    )
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
+    return Model(), trainer, data
+
+
+def write_lightning(folder):
+    """Train two epochs with Lightning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what else is on this machine
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=str(folder),
-        )
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
-        trainer.fit(Model(), data)
+        model, trainer, data = lightning_run(folder, 2)
+        trainer.fit(model, data)
         trainer.save_checkpoint(path := Path(folder) / "last.ckpt")
     return path
 

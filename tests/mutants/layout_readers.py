@@ -9,9 +9,31 @@ ARCHIVES = "tests/unit/layouts/test_archives.py"
 FOLDERS = "tests/unit/layouts/test_folders.py"
 TOOLS = "tests/unit/layouts/test_tools.py"
 SLICES = "tests/unit/layouts/test_slices_of_tools.py"
+DAMAGE = "tests/damage/test_damage.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 
 MUTANTS = [
+    Mutant(
+        "checksums of numbers are not looked at",
+        "resilient/layouts/checksums.py",
+        "        if member.CRC and not is_whole:",
+        "        if member.CRC and not is_whole and False:",
+        DAMAGE,
+    ),
+    Mutant(
+        "a NaN is a number like others",
+        "resilient/comparison/proving.py",
+        "        nans += int(np.isnan(numbers).sum())",
+        "        nans += int(np.isnan(numbers).sum()) * 0",
+        DAMAGE,
+    ),
+    Mutant(
+        "an optimizer fits any model",
+        "resilient/layouts/fitting.py",
+        "    odd = [one for one in moments if shapes and one.shape not in shapes]",
+        "    odd = [one for one in moments if not shapes and one.shape not in shapes]",
+        DAMAGE,
+    ),
     Mutant(
         "a schedule of accelerate that is gone is not missed",
         "resilient/layouts/accelerate.py",

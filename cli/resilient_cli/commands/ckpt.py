@@ -26,7 +26,7 @@ from resilient_cli.commands.repairing import repair
 from resilient_cli.commands.scanning import scan_
 from resilient_cli.commands.signing import sign
 from resilient_cli.commands.travelling import reflog, rollback, undo
-from resilient_cli.foreign import is_foreign, look
+from resilient_cli.foreign import is_foreign, look, look_if_known
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import (
     Place,
@@ -40,7 +40,7 @@ from resilient_cli.places import (
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
-from resilient_cli.views.foreign import looked_at
+from resilient_cli.views.foreign import looked_at, proved
 from resilient_cli.views.inspection import inspection
 from resilient_cli.views.listing import Listing, listing
 from resilient_cli.views.verification import verification
@@ -144,8 +144,11 @@ def verify(  # noqa: PLR0913 - the options of a command
 ) -> int:
     """Hold the latest, one or all checkpoints against what was committed.
 
-    Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from.
-    3: none remains. 65: not damaged, but written by a newer release.
+    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md): its checksums
+    are proved and its numbers looked at, and the answer is whether training can go on from it.
+
+    Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from, or
+    another tool's cannot be resumed. 3: none remains. 65: not damaged, but of a newer release.
 
     Example: resilient ckpt verify --all runs/gpt2 --level quick
     """
@@ -153,6 +156,10 @@ def verify(  # noqa: PLR0913 - the options of a command
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
     signing = signing_of(is_required=require_signature)
+    alone = ref is None and not every and not require_signature
+    if alone and (looked := look_if_known(place or repo, is_read=level is not Level.QUICK)):
+        show(proved(looked), output_of(ctx))
+        return DAMAGE_FOUND if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
     found = committed_of(store)
     chosen = found if every or not found else [resolve(store, ref or "latest")]

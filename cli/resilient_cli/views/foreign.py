@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
@@ -54,6 +55,12 @@ def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
         Facts((("resumable", _resumable(looked.verdict)), *_command(looked.verdict))),
     )
     return Answer("ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,))
+
+
+def proved(looked: Looked) -> Answer:
+    """Return the answer of ``ckpt verify`` about a foreign checkpoint."""
+    found = looked_at(looked, with_tensors=False)
+    return replace(found, command="ckpt.verify-foreign")
 
 
 def _document(looked: Looked) -> dict[str, Any]:

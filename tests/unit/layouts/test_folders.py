@@ -95,7 +95,7 @@ def trainer(tmp_path):
         (lambda at: (at / "optimizer.pt").unlink(), "partly", "optimizer's state and the schedule"),
         (lambda at: (at / "scheduler.pt").unlink(), "partly", "optimizer's state and the schedule"),
         (lambda at: (at / "rng_state_0.pth").unlink(), "partly", "random state"),
-        (lambda at: (at / "rng_state_1.pth").write_bytes(b"x" * 90), "partly", "random state"),
+        (lambda at: (at / "rng_state_1.pth").write_bytes(b"x" * 90), "no", "rng_state_1.pth"),
         (lambda at: (at / "trainer_state.json").unlink(), "no", "trainer_state.json"),
         (lambda at: (at / "trainer_state.json").write_bytes(b""), "no", "empty"),
         (lambda at: (at / "trainer_state.json").write_bytes(b'{"epoch": 1'), "no", "JSON"),

@@ -1,0 +1,127 @@
+"""The checksums that torch leaves in its files, held against every byte.
+
+torch itself looks at none of them when it loads: a flipped bit becomes a weight. A file of
+safetensors has no checksum, so of its numbers nothing can be proved here.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+from resilient.errors import KeyNotFound
+from resilient.layouts.archives import BROKEN, data_start, is_contradictory
+from resilient.layouts.distributed import INDEX, read_index
+from resilient.layouts.values import Problem, Unreadable
+from resilient.layouts.weights import TORCH
+from resilient.layouts.windows import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from resilient.storage.folder import Folder, Listing
+
+_CHUNK_BYTES = 4 << 20
+_ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
+BEHIND = "there are bytes behind its end"
+_RANDOM = re.compile(r"(?:.*/)?(?:rng_state|random_states)[^/]*")
+_LOST_MAX = 64
+"""Members that are named; of a file that lost more, one says all."""
+
+
+def check_bytes(folder: Folder, listing: Listing) -> tuple[Problem, ...]:
+    """Return which members of files of torch, and of slices, are not what their checksum says.
+
+    Reads every byte of them once. What cannot be opened at all is the readers' to tell.
+
+    Args:
+        folder: where they are.
+        listing: what is there.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    found: list[Problem] = []
+    for name, start, size_bytes in _archives(folder, listing):
+        for what in _spoiled(folder, name, start, size_bytes):
+            is_random = bool(_RANDOM.fullmatch(name))
+            loses = "random state" if is_random and what != BEHIND else ""
+            is_fatal = not is_random and what != BEHIND
+            found.append(Problem(name, what, loses, is_fatal=is_fatal))
+            if len(found) >= _LOST_MAX:
+                return tuple(found)
+    return (*found, *_behind(folder, listing))
+
+
+def _behind(folder: Folder, listing: Listing) -> Iterator[Problem]:
+    """Yield the files of slices that are longer than their slices."""
+    for name in listing.sizes:
+        if name.rpartition("/")[2] != INDEX:
+            continue
+        ends: dict[str, int] = {}
+        for file, start, size_bytes in _slices(folder, listing, name.removesuffix(INDEX)):
+            ends[file] = max(ends.get(file, 0), start + size_bytes)
+        for file, end in ends.items():
+            if listing.sizes[file] > end:
+                yield Problem(file, BEHIND)
+
+
+def _archives(folder: Folder, listing: Listing) -> Iterator[tuple[str, int, int]]:
+    """Yield what may be a file of torch: file, beginning, length."""
+    for name, size_bytes in sorted(listing.sizes.items()):
+        if name.endswith(TORCH) and size_bytes:
+            yield name, 0, size_bytes
+        if name.rpartition("/")[2] == INDEX:
+            yield from _slices(folder, listing, name.removesuffix(INDEX))
+
+
+def _slices(folder: Folder, listing: Listing, prefix: str) -> Iterable[tuple[str, int, int]]:
+    try:
+        index = read_index(folder, listing, prefix)
+    except Unreadable:
+        return ()
+    held = {
+        (one.file, one.start, one.size_bytes)
+        for pieces in index.slices.values()
+        for one in pieces
+        if one.is_plain and one.start + one.size_bytes <= listing.sizes.get(one.file, 0)
+    }
+    return sorted(held)
+
+
+def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator[str]:
+    try:
+        with zipfile.ZipFile(Window(folder, name, start, size_bytes)) as opened:
+            members, comment = opened.infolist(), opened.comment
+    except (*BROKEN, KeyNotFound, Unreadable) as error:
+        if folder.read(name, start, len(_ZIP)) == _ZIP:
+            yield f"it is no whole zip ({str(error)[:80]})"
+        return
+    end = start + size_bytes - _END_BYTES - len(comment)
+    if folder.read(name, end, len(_END)) != _END:
+        yield BEHIND
+    if any(is_contradictory(one) for one in members):
+        yield "the directory of the zip contradicts itself"
+    for member in members:
+        try:
+            at = data_start(folder, name, start + member.header_offset)
+            is_whole = _sum(folder, name, at, member.file_size) == member.CRC
+        except Unreadable as error:
+            yield f"`{member.filename[:80]}`: {error}"
+            continue
+        # Checksums can be switched off in torch; the field is zero then.
+        if member.CRC and not is_whole:
+            yield f"the checksum of `{member.filename[:80]}` in it is wrong"
+
+
+def _sum(folder: Folder, name: str, at: int, size_bytes: int) -> int:
+    found, left = 0, size_bytes
+    while left > 0:
+        data = folder.read(name, at, min(left, _CHUNK_BYTES))
+        if not data:
+            raise Unreadable("it ends too early")
+        found = zlib.crc32(data, found)
+        at, left = at + len(data), left - len(data)
+    return found

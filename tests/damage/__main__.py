@@ -1,0 +1,41 @@
+"""The damage matrix: ``python -m tests.damage`` writes ``docs/damage-matrix.md``.
+
+Fails if a damage at which a layout's own tool stops is not answered with "no", or if one is not
+seen that is not in :data:`page.BEYOND`, with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent.parent)]
+
+from kinds import KINDS  # noqa: E402 - the folder is on the path only now
+from matrix import Bench, Cell, loaded  # noqa: E402
+from page import PAGE, rendered, wrong  # noqa: E402
+from samples import SAMPLES  # noqa: E402
+
+
+def main() -> int:
+    began = time.monotonic()
+    bench = Bench(SAMPLES)
+    for sample in SAMPLES:
+        assert loaded(sample, bench.copy(sample).path) == "loads", f"{sample.name} is not whole"
+    cells: list[Cell] = []
+    for sample in SAMPLES:
+        found = (bench.cell(sample, kind, is_loaded=True) for kind in KINDS)
+        cells += [one for one in found if one is not None]
+        sys.stderr.write(f"{sample.name}: {len(cells)} cells, {time.monotonic() - began:.0f} s\n")
+    PAGE.write_text(rendered(cells, bench.whole))
+    bench.close()
+    faults = wrong(cells)
+    for one in faults:
+        sys.stderr.write(f"WRONG {one}\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

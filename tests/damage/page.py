@@ -1,0 +1,137 @@
+"""The damage matrix as a page, and what in it must not be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kinds import KINDS
+from matrix import UNSEEN, Cell
+from samples import SAMPLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matrix import Said
+
+PAGE = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
+_NO_SUM = "a file of safetensors has no checksum"
+BEYOND: dict[tuple[str, str], str] = {
+    **{
+        (name, "weights: bit flip in a number"): _NO_SUM
+        for name in ("Trainer", "accelerate", "save_pretrained", "safetensors")
+    },
+    ("accelerate", "state: missing"): "how many objects a script registers is in the script alone",
+    ("accelerate", "optimizer: of another step"): "nothing else in the folder counts its updates",
+    ("Universal", "weights: swapped with the optimizer"): (
+        "both are one tensor of one shape, and neither says what it is"
+    ),
+}
+"""What cannot be seen, by layout and damage, with the reason."""
+_WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}
+_HEAD = """# What is seen of damage
+
+Each damage was done to a checkpoint of each layout. In a cell stands what `ckpt verify` says of \
+it, and behind the stroke what the layout's own tool does with the same files:
+
+* `no`: training cannot go on, and why; `loss`: it can, and what is lost is named; `told`: it \
+can, and what is odd is named; `unknown`: no checkpoint is recognised; `unseen`: nothing is said.
+* `stops`: the tool raises; `loads`: it goes on and says nothing that stops anybody; `runs it`: \
+it executes the code in the pickle.
+
+An empty cell: the layout has no such file, or keeps it inside another one. Written by \
+`make damage`; CI holds a slice of it against the code.
+"""
+
+
+def wrong(cells: Sequence[Cell]) -> list[str]:
+    """Return which cells must not be as they are."""
+    found = []
+    for one in cells:
+        name = f"{one.sample}, {one.kind}: {one.answer}/{one.stock} ({one.told})"
+        is_excused = (one.sample, one.kind) in BEYOND
+        if is_excused:
+            found += [f"{name} is excused and seen"] if one.answer != UNSEEN else []
+        elif one.answer == UNSEEN or (one.stock == "stops" and one.answer not in ("no", "unknown")):
+            found.append(name)
+    return found
+
+
+def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
+    by_place = {(one.sample, one.kind): one for one in cells}
+    names = [one.name for one in SAMPLES]
+    kinds = [one.name for one in KINDS if any((name, one.name) in by_place for name in names)]
+    lines = [_HEAD, _counted(cells), ""]
+    lines += [f"| damage | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for kind in kinds:
+        row = [_short(by_place.get((name, kind))) for name in names]
+        lines.append(f"| {kind} | {' | '.join(row)} |")
+    lines += ["", "## What cannot be seen", ""]
+    lines += [f"* {name}, {kind}: {why}" for (name, kind), why in BEYOND.items()]
+    lines += [
+        "",
+        "## The tools",
+        "",
+        "| layout | whole, it is | its own tool here is |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {one.name} | {_verdict(whole[one.name])} | {one.how} |" for one in SAMPLES]
+    lines += [
+        "",
+        "## What is said",
+        "",
+        "| layout | damage | said | first finding |",
+        "|---|---|---|---|",
+    ]
+    for one in cells:
+        lines.append(f"| {one.sample} | {one.kind} | {_WORDS[one.answer]} | {_safe(one.told)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(cells: Sequence[Cell]) -> str:
+    silent = sum(one.stock == "loads" and one.answer in ("no", "partly", "yes") for one in cells)
+    unseen = sum(one.answer == UNSEEN for one in cells)
+    return (
+        f"{len(cells)} cells of {len({one.kind for one in cells})} kinds of damage and "
+        f"{len({one.sample for one in cells})} layouts. In {silent} of them the tool loads what is "
+        f"told here; {unseen} are seen by neither."
+    )
+
+
+def _verdict(said: Said) -> str:
+    return {"yes": "yes", "partly": "yes with loss of ", "no": "no: "}[said.answer] + "; ".join(
+        said.why
+    )
+
+
+def _short(cell: Cell | None) -> str:
+    return "" if cell is None else f"{_WORDS[cell.answer]} / {cell.stock}"
+
+
+def _safe(text: str) -> str:
+    text = re.sub(r"[^\x20-\x7e]", "?", text.replace("|", "/"))
+    return text[:160]
+
+
+def read_page() -> dict[tuple[str, str], str]:
+    """Return what the page says of each cell."""
+    lines = PAGE.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("| damage |"))
+    names = [one.strip() for one in lines[at].strip("|").split("|")][1:]
+    found = {}
+    for line in lines[at + 2 :]:
+        if not line.startswith("|"):
+            break
+        kind, *row = [one.strip() for one in line.strip("|").split("|")]
+        found |= {
+            (name, kind): one.partition(" /")[0]
+            for name, one in zip(names, row, strict=True)
+            if one
+        }
+    return found
+
+
+def word_of(cell: Cell) -> str:
+    """Return what the page calls its answer."""
+    return _WORDS[cell.answer]
