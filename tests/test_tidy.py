@@ -59,7 +59,7 @@ CATCH_ALL = {
     "resilient/train/trackers/courier.py",  # whatever a tool raises, training goes on
     "resilient/ending.py",  # the edge of a process: what fails there is told
     "resilient/events.py",  # a sink that raises must not stop what it is told of
-    "resilient/vault/access/pool.py",  # what a thread raised is raised again by its caller
+    "resilient/storage/pool.py",  # what a thread raised is raised again by its caller
 }
 BROAD = ("Exception", "BaseException")
 

@@ -1,4 +1,7 @@
-"""S3 through obstore, the fast path: Rust's object_store, several parts at once, no asyncio."""
+"""S3 through obstore, the fast path: Rust's object_store, several parts at once, no asyncio.
+
+What is large goes over connections of our own where that is possible (``s3_transfers``).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from resilient.clock import SystemClock
 from resilient.errors import (
     ConfigError,
     KeyExists,
@@ -29,6 +33,8 @@ from resilient.storage.parts import Lanes, read_in_parts
 from resilient.storage.s3_options import OBSTORE_PART_BYTES, for_obstore, for_s3fs
 from resilient.storage.s3_requests import SignedUploads
 from resilient.storage.s3_sign import known_credentials
+from resilient.storage.s3_transfers import Redirected, Transfers
+from resilient.storage.s3_wire import Wire, wire_of
 from resilient.storage.store import Entry, check_key, is_key
 from resilient.storage.urls import redacted, redacted_text
 
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
 _CAUGHT = (exceptions.BaseError, OSError, ValueError)
 _PUT_OBJECT_MAX_BYTES = 5 << 30
 _PIECE_BYTES = 1 << 20
+_LARGE_BYTES_MIN = 1 << 20
 _NOT_FOUND, _CONDITION_FAILED, _NOT_SATISFIABLE, _NOT_IMPLEMENTED = 404, 412, 416, 501
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -80,6 +87,7 @@ class ObstoreStore:
         # A user in the URL is nobody's credential: s3:// has no such form.
         bucket, prefix = parts.netloc.rpartition("@")[2], parts.path.strip("/")
         self._name, self._prefix = bucket, prefix
+        self._transfers: Transfers | None = None
         if not bucket:
             raise ConfigError(f"cannot open {self.url}: it names no bucket", hint="s3://bucket/run")
         try:
@@ -88,6 +96,8 @@ class ObstoreStore:
             raise ConfigError(
                 f"cannot open {self.url}: {_first_line(error)}", hint="resilient ckpt ls --help"
             ) from error
+        if wire := wire_of(bucket, options, SystemClock()):
+            self._transfers = Transfers(self.url, wire, prefix)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key``, replacing what was there.
@@ -98,14 +108,15 @@ class ObstoreStore:
         part_bytes = self._parts.bytes_for(len(view))
         wanted = self._parts.count_for(len(view))
         with self._errors("put", key), self._lanes.take(wanted) as in_flight:
-            obstore.put(
-                self._bucket,
-                key,
-                view,
-                use_multipart=len(view) > part_bytes,
-                chunk_size=part_bytes,
-                max_concurrency=in_flight,
-            )
+            if not self._sent(key, view, part_bytes, in_flight):
+                obstore.put(
+                    self._bucket,
+                    key,
+                    view,
+                    use_multipart=len(view) > part_bytes,
+                    chunk_size=part_bytes,
+                    max_concurrency=in_flight,
+                )
 
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
@@ -153,6 +164,9 @@ class ObstoreStore:
         if not len(room):
             self.stat(key)
             return 0
+        if self._transfers:
+            with self._or_library():
+                return self._transfers.fill(key, start, room, arrived)
         came = 0
         with self._errors("get", key, reading=True):
             for piece in self._stream(key, start, len(room)):
@@ -200,7 +214,7 @@ class ObstoreStore:
             return uploads.abort_through_s3fs(
                 self.url, for_s3fs(self._options), is_ours, older_than_seconds, clock
             )
-        found = SignedUploads(self._name, self._options, who, clock)
+        found = SignedUploads(self._name, Wire(self._name, self._options, who, clock))
         prefix = f"{self._prefix}/" if self._prefix else ""
         return uploads.abort_uploads(found, prefix, is_ours, older_than_seconds, clock)
 
@@ -243,6 +257,22 @@ class ObstoreStore:
             options["if_match"] = version
         with self._errors("get", key, reading=True):
             return memoryview(obstore.get(self._bucket, key, options=options).bytes())  # type: ignore[arg-type]
+
+    def _sent(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> bool:
+        """Put a large object over our own connections, and say whether that could be done."""
+        if len(view) >= _LARGE_BYTES_MIN and self._transfers:
+            with self._or_library():
+                self._transfers.put(key, view, part_bytes, in_flight)
+                return True
+        return False
+
+    @contextmanager
+    def _or_library(self) -> Iterator[None]:
+        """Leave all that follows to the library once the server sends us elsewhere."""
+        try:
+            yield
+        except Redirected:
+            self._transfers = None
 
     def _check_taken(self, key: str) -> None:
         # 409: two requests met and neither may have won. Whoever tries again finds out.

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
-import os
-import ssl
 from datetime import datetime
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
 from xml.etree import ElementTree as ET
 
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.fs_errors import kind_of_answer, kind_of_foreign
-from resilient.storage.s3_options import trusted
-from resilient.storage.s3_sign import query_of, signed_headers
+from resilient.storage.s3_wire import WIRE_ERRORS, Asked
 from resilient.storage.uploads import Upload, cannot_clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilient.clock import Clock
-    from resilient.storage.s3_options import S3Options
-    from resilient.storage.s3_sign import Credentials
+    from resilient.storage.s3_wire import Wire
 
-_ANSWER_BYTES_MAX = 16 << 20
 _PAGE = 1000
 _MISSING = 404
 
@@ -35,20 +25,11 @@ class SignedUploads:
 
     Args:
         bucket: its name.
-        options: the endpoint, whom to trust, how long to wait.
-        who: signs.
-        clock: tells the time that is signed.
+        wire: connections to it.
     """
 
-    def __init__(self, bucket: str, options: S3Options, who: Credentials, clock: Clock) -> None:
-        self._bucket, self._who, self._clock = bucket, who, clock
-        self._base = f"{_endpoint(options, who.region)}/{quote(bucket)}"
-        self._within_seconds = options.request_seconds
-        # https without a context would not know of whom else to trust.
-        self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
-        pem = trusted(options).decode("ascii", "ignore")
-        if self._trust and pem:
-            self._trust.load_verify_locations(cadata=pem)
+    def __init__(self, bucket: str, wire: Wire) -> None:
+        self._bucket, self._wire = bucket, wire
 
     def under(self, prefix: str) -> Iterator[Upload]:
         """Ask for page after page; https://docs.aws.amazon.com/AmazonS3/latest/API/.
@@ -58,7 +39,7 @@ class SignedUploads:
         """
         asked = {"uploads": "", "prefix": prefix, "max-uploads": str(_PAGE)}
         while True:
-            page = self._page(self._ask("GET", f"{self._base}?{query_of(asked)}"))
+            page = self._page(self._ask(Asked("GET", query=asked)))
             yield from page.uploads()
             if page.get("IsTruncated", "false") != "true":
                 return
@@ -71,8 +52,7 @@ class SignedUploads:
         Raises:
             StoreError: the server refused, or did not answer.
         """
-        where = f"{self._base}/{quote(upload.key, safe='/-._~')}"
-        self._ask("DELETE", f"{where}?{query_of({'uploadId': upload.number})}")
+        self._ask(Asked("DELETE", upload.key, {"uploadId": upload.number}))
 
     def _page(self, text: bytes) -> _Page:
         try:
@@ -80,26 +60,19 @@ class SignedUploads:
         except ET.ParseError as error:
             raise self._failed(StoreUnavailable, f"half an answer ({error})") from error
 
-    def _ask(self, method: str, url: str) -> bytes:
-        now = datetime.fromisoformat(self._clock.now_iso())
-        request = Request(url, method=method, headers=signed_headers(method, url, self._who, now))  # noqa: S310 - the user's endpoint
+    def _ask(self, asked: Asked) -> bytes:
         try:
-            with urlopen(request, timeout=self._within_seconds, context=self._trust) as answer:  # noqa: S310
-                return bytes(answer.read(_ANSWER_BYTES_MAX))
-        except HTTPError as error:
-            if method == "DELETE" and error.code == _MISSING:
-                return b""
-            raise self._refused(error) from error
-        except (URLError, OSError, http.client.HTTPException) as error:
-            cause = error.reason if isinstance(error, URLError) else error
-            kind = kind_of_foreign(cause) if isinstance(cause, Exception) else StoreUnavailable
-            kind = StoreUnavailable if kind is StoreError else kind
-            raise self._failed(kind, str(cause)) from error
-
-    def _refused(self, error: HTTPError) -> StoreError:
-        text = error.read(_ANSWER_BYTES_MAX).decode("utf-8", "replace")
-        code = text.partition("<Code>")[2].partition("</Code>")[0]
-        return self._failed(kind_of_answer(code, error.code), f"{error.code} {code}")
+            with self._wire.ask(asked) as answer:
+                text = answer.text()
+        except WIRE_ERRORS as error:
+            found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
+            kind = StoreUnavailable if found is StoreError else found
+            raise self._failed(kind, str(error)) from error
+        is_gone = asked.method == "DELETE" and answer.status == _MISSING
+        if not (answer.is_good or is_gone):
+            code = text.decode("utf-8", "replace").partition("<Code>")[2].partition("</Code>")[0]
+            raise self._failed(kind_of_answer(code, answer.status), f"{answer.status} {code}")
+        return text
 
     def _failed(self, kind: type[StoreError], reason: str) -> StoreError:
         return cannot_clean(f"s3://{self._bucket}", kind, reason)
@@ -130,11 +103,3 @@ def _name(element: ET.Element) -> str:
 
 def _field(element: ET.Element, name: str) -> str:
     return next((one.text or "" for one in element if _name(one) == name), "")
-
-
-def _endpoint(options: S3Options, region: str) -> str:
-    """Return where the bucket is asked for by path, as every server of S3 understands it."""
-    variables = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-    given = options.endpoint or next(filter(None, variables), "")
-    parts = urlsplit(given or f"https://s3.{region}.amazonaws.com")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"

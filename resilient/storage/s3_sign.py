@@ -1,7 +1,7 @@
-"""Requests to S3 that no client of ours knows, signed here: AWS Signature Version 4.
+"""Requests to S3 that we send over connections of our own: AWS Signature Version 4.
 
 The steps are those of "Signature Calculations for the Authorization Header" in Amazon's S3 API
-reference. Only requests without a body are made.
+reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from resilient.storage.s3_options import S3Options
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
-_EMPTY = hashlib.sha256(b"").hexdigest()
+EMPTY = hashlib.sha256(b"").hexdigest()
+"""Digest of no body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ def query_of(arguments: Mapping[str, str]) -> str:
     return "&".join(f"{name}={value}" for name, value in pairs)
 
 
-def signed_headers(method: str, url: str, who: Credentials, now: datetime) -> dict[str, str]:
+def signed_headers(
+    method: str, url: str, who: Credentials, now: datetime, body_digest: str = EMPTY
+) -> dict[str, str]:
     """Return the headers with which ``url`` may be asked for.
 
     Args:
@@ -65,15 +68,16 @@ def signed_headers(method: str, url: str, who: Credentials, now: datetime) -> di
         url: with a quoted path and the query of ``query_of``.
         who: signs.
         now: the present time, UTC; servers accept 15 minutes of difference.
+        body_digest: SHA-256 of the body, in hexadecimal digits; the server refuses another body.
     """
     parts = urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
-    headers = {"host": parts.netloc, "x-amz-content-sha256": _EMPTY, "x-amz-date": stamp}
+    headers = {"host": parts.netloc, "x-amz-content-sha256": body_digest, "x-amz-date": stamp}
     if who.token:
         headers["x-amz-security-token"] = who.token
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-    request = "\n".join((method, parts.path or "/", parts.query, lines, names, _EMPTY))
+    request = "\n".join((method, parts.path or "/", parts.query, lines, names, body_digest))
     scope = f"{stamp[:8]}/{who.region}/s3/aws4_request"
     digest = hashlib.sha256(request.encode()).hexdigest()
     signature = hmac.new(

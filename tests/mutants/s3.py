@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _ABILITIES = "tests/unit/vault/test_abilities.py"
 _OPTIONS = "tests/unit/storage/test_s3_options.py"
+_WIRE = "tests/unit/storage/test_s3_wire.py --timeout 30"
 _CONTRACT = "tests/s3/test_s3_contract.py"
 _FAULTS = "tests/s3/test_s3_faults.py"
 
@@ -93,6 +94,62 @@ MUTANTS = [
         "range(len(began), size_bytes, parts.part_bytes)",
         "range(0, size_bytes, parts.part_bytes)",
         _CONTRACT + " -k in_parts",
+    ),
+    Mutant(
+        "a part is joined in another's place",
+        "resilient/storage/s3_transfers.py",
+        "range(1, -(-len(view) // part_bytes) + 1)",
+        "range(-(-len(view) // part_bytes), 0, -1)",
+        _WIRE + " -k order",
+    ),
+    Mutant(
+        "an upload that failed after its first word counts as whole",
+        "resilient/storage/s3_transfers.py",
+        "if _WHOLE not in ended:",
+        "if False:",
+        _WIRE + " -k come_to_nothing",
+    ),
+    Mutant(
+        "an upload that failed is left behind",
+        "resilient/storage/s3_transfers.py",
+        '                self._ask("put", key, gone)\n',
+        "                pass\n",
+        _WIRE + " -k come_to_nothing",
+    ),
+    Mutant(
+        "a whole object is taken for a range of it",
+        "resilient/storage/s3_transfers.py",
+        "if start and answer.status != _PARTIAL:",
+        "if False:",
+        _WIRE + " -k no_range",
+    ),
+    Mutant(
+        "a body that is cut counts as its end",
+        "resilient/storage/s3_wire.py",
+        "        if not came:\n            raise IncompleteRead",
+        "        if False:\n            raise IncompleteRead",
+        _WIRE + " -k no_range",
+    ),
+    Mutant(
+        "an answer that drips never ends",
+        "resilient/storage/s3_wire.py",
+        "        self._timer.limit()\n        response",
+        "        response",
+        _WIRE + " -k drips",
+    ),
+    Mutant(
+        "a connection is used whose server has ended it",
+        "resilient/storage/s3_wire.py",
+        "if not _has_ended(idle):",
+        "if True:",
+        _WIRE + " -k ended_is",
+    ),
+    Mutant(
+        "a body is sent without its digest",
+        "resilient/storage/s3_wire.py",
+        "digest = sha256(asked.body).hexdigest()",
+        'digest = "UNSIGNED-PAYLOAD"',
+        _WIRE + " -k its_digest",
     ),
     Mutant(
         "the sweep takes uploads of others",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-POOL = "tests/unit/vault/test_pool.py"
+POOL = "tests/unit/storage/test_pool.py"
 WRITE = "tests/unit/vault/test_write.py"
 BULK = "tests/unit/vault/test_bulk.py"
 RECALL = "tests/unit/vault/test_recall.py"
@@ -15,28 +15,28 @@ DRAFTS = "tests/unit/state/test_drafts.py"
 MUTANTS = [
     Mutant(
         "an error of another thread is lost",
-        "resilient/vault/access/pool.py",
+        "resilient/storage/pool.py",
         "    if lanes.failed:\n",
         "    if False:\n",
         f"{POOL} {WRITE}",
     ),
     Mutant(
         "threads go on after an error",
-        "resilient/vault/access/pool.py",
+        "resilient/storage/pool.py",
         "return None if self.failed else (next(self._left),)",
         "return (next(self._left),)",
         f"{POOL} {WRITE}",
     ),
     Mutant(
         "an error is raised while others still write",
-        "resilient/vault/access/pool.py",
+        "resilient/storage/pool.py",
         "        thread.join()\n",
         "        pass\n",
         f"{POOL} {WRITE}",
     ),
     Mutant(
         "the last error is raised in place of the first",
-        "resilient/vault/access/pool.py",
+        "resilient/storage/pool.py",
         "lanes.failed[min(lanes.failed)]",
         "lanes.failed[max(lanes.failed)]",
         f"{POOL} {WRITE}",

@@ -11,9 +11,9 @@ from resilient.format.digest import CHUNK_BYTES, RunningDigest
 from resilient.format.extents import Extents, Place, names_in, runs
 from resilient.storage.buffers import Room, new_memory
 from resilient.storage.filling import ranges_of
+from resilient.storage.pool import each
 from resilient.vault.access.damage import damaged, missing_is_damage
 from resilient.vault.access.fetch import fetch_into
-from resilient.vault.access.pool import each
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

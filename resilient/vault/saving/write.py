@@ -12,7 +12,7 @@ from resilient.format.parity import grouped, protect
 from resilient.format.shard import StreamedFile
 from resilient.format.thinning import ThinFile
 from resilient.storage.filling import files_at_once
-from resilient.vault.access.pool import each
+from resilient.storage.pool import each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from resilient.storage.pool import each
 from resilient.testing.faults import Crash
-from resilient.vault.access.pool import each
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7])

@@ -1,0 +1,194 @@
+"""Large objects of S3 to and from memory over connections of our own.
+
+A client library reads a body into memory of its own, piece by piece, and copies it from there;
+with the bytes of a checkpoint that costs more than everything else. Here the socket fills the
+memory that asked, and is filled from it.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape, unescape
+
+from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
+from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer, kind_of_foreign
+from resilient.storage.pool import each
+from resilient.storage.s3_wire import PIECE_BYTES, WIRE_ERRORS, Asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.storage.buffers import Room
+    from resilient.storage.filling import Arrived
+    from resilient.storage.s3_wire import Answer, Wire
+
+_PARTIAL, _NOT_FOUND, _NOT_SATISFIABLE = 206, 404, 416
+_REDIRECTED = range(300, 400)
+_WHOLE = "CompleteMultipartUploadResult"
+_FIELD = "<{0}>([^<]*)</{0}>"
+
+
+class Redirected(Exception):
+    """The server names another address, which a library may follow."""
+
+
+class Transfers:
+    """Whole objects to a bucket and ranges from it.
+
+    Args:
+        url: of the store, without secrets; for messages.
+        wire: to its bucket.
+        prefix: of every key; empty or ``a/b``.
+    """
+
+    def __init__(self, url: str, wire: Wire, prefix: str) -> None:
+        self._url, self._wire = url, wire
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
+        """Fill ``room`` from offset ``start`` of an object; see :mod:`resilient.storage.filling`.
+
+        Args:
+            key: of the object.
+            start: offset in bytes.
+            room: not empty.
+            arrived: told of each piece.
+
+        Raises:
+            KeyNotFound: no such object.
+            StoreError: refused, unreachable, cut or not in time.
+            Redirected: ask a library.
+        """
+        span = f"bytes={start}-{start + len(room) - 1}"
+        asked = Asked("GET", self._prefix + key, headers={"range": span})
+        with self._answer("get", key, asked) as answer:
+            if answer.status == _NOT_SATISFIABLE:
+                answer.text()
+                return 0
+            self._require(answer, "get", key)
+            if start and answer.status != _PARTIAL:
+                raise self._failed("get", key, StoreError, "the server sent no range of it")
+            return _received(answer, room, arrived)
+
+    def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
+        """Store an object, in parts if it is larger than one.
+
+        Every body's SHA-256 is signed; the server refuses what arrives with another.
+
+        Crash: the old object or the new one; parts that nobody sees may be left.
+
+        Args:
+            key: of the object.
+            view: its bytes.
+            part_bytes: of each part but the last.
+            in_flight: how many are on their way at once.
+
+        Raises:
+            StoreError: refused, unreachable, cut or not in time.
+            Redirected: ask a library.
+        """
+        if len(view) <= part_bytes:
+            self._ask("put", key, Asked("PUT", self._prefix + key, body=view))
+            return
+        begun, _ = self._ask("put", key, Asked("POST", self._prefix + key, {"uploads": ""}))
+        number = _found("UploadId", begun)
+        if not number:
+            raise self._unsaid("put", key, "UploadId", begun)
+        try:
+            self._put_parts(key, number, view, part_bytes, in_flight)
+        except StoreError:
+            # Else they lie there until somebody sweeps. That is all that depends on it.
+            with suppress(StoreError, Redirected):
+                gone = Asked("DELETE", self._prefix + key, {"uploadId": number})
+                self._ask("put", key, gone)
+            raise
+
+    def _put_parts(
+        self, key: str, number: str, view: memoryview, part_bytes: int, in_flight: int
+    ) -> None:
+        where = self._prefix + key
+
+        def put(part: int) -> str:
+            query = {"partNumber": str(part), "uploadId": number}
+            body = view[(part - 1) * part_bytes : part * part_bytes]
+            _, tag = self._ask("put", key, Asked("PUT", where, query, body=body))
+            return f"<Part><PartNumber>{part}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+
+        tags = each(put, range(1, -(-len(view) // part_bytes) + 1), in_flight)
+        text = f"<CompleteMultipartUpload>{''.join(tags)}</CompleteMultipartUpload>".encode()
+        whole = Asked("POST", where, {"uploadId": number}, body=memoryview(text))
+        ended, _ = self._ask("put", key, whole)
+        # It may take long, so a server may answer 200 at once, and say later that it failed.
+        if _WHOLE not in ended:
+            raise self._unsaid("put", key, _WHOLE, ended)
+
+    def _ask(self, verb: str, key: str, asked: Asked) -> tuple[str, str]:
+        """Return what the server says, and the ETag in its headers."""
+        with self._answer(verb, key, asked) as answer:
+            self._require(answer, verb, key)
+            return answer.text().decode("utf-8", "replace"), answer.header("ETag")
+
+    @contextmanager
+    def _answer(self, verb: str, key: str, asked: Asked) -> Iterator[Answer]:
+        try:
+            with self._wire.ask(asked) as answer:
+                yield answer
+        except WIRE_ERRORS as error:
+            found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
+            # Whatever else a socket says: nobody answered.
+            kind = StoreUnavailable if found is StoreError else found
+            raise self._failed(verb, key, kind, str(error) or type(error).__name__) from error
+
+    def _require(self, answer: Answer, verb: str, key: str) -> None:
+        if answer.is_good:
+            return
+        text = answer.text().decode("utf-8", "replace")
+        if answer.status in _REDIRECTED:
+            raise Redirected
+        code = _found("Code", text)
+        if answer.status == _NOT_FOUND and verb == "get" and code != "NoSuchBucket":
+            raise KeyNotFound(f"cannot get `{key}`: not in {self._url}", key=key)
+        said = f"{answer.status} {code}: {_found('Message', text)}".rstrip(": ")
+        raise self._failed(verb, key, kind_of_answer(code, answer.status), said)
+
+    def _unsaid(self, verb: str, key: str, name: str, text: str) -> StoreError:
+        """Return what to raise for a good status without what comes with it."""
+        code = _found("Code", text)
+        kind = kind_of_answer(code, 0) if code else StoreUnavailable
+        # Of what went wrong inside the server it says no more than that; once more is the cure.
+        kind = StoreUnavailable if code == "InternalError" else kind
+        return self._failed(verb, key, kind, code or f"half an answer, without {name}")
+
+    def _failed(self, verb: str, key: str, kind: type[StoreError], reason: str) -> StoreError:
+        hint = f"resilient ckpt ls {self._url}"
+        if is_untrusted(reason):
+            hint = TRUST_HINT
+        elif kind is StoreDenied:
+            hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the storage options"
+        return kind(f"cannot {verb} `{key}` in {self._url}: {reason}", key=key, hint=hint)
+
+
+def _received(answer: Answer, room: Room, arrived: Arrived) -> int:
+    """Read a body into ``room``, and tell of each piece while a cache still has it."""
+    told = came = 0
+    for piece in room.cut(0, len(room)):
+        at = 0
+        while at < len(piece):
+            more = answer.into(piece[at : at + PIECE_BYTES])
+            if not more:
+                break
+            at, came = at + more, came + more
+            if came - told >= PIECE_BYTES:
+                arrived(told, came)
+                told = came
+    if came > told:
+        arrived(told, came)
+    return came
+
+
+def _found(name: str, text: str) -> str:
+    """Return a field of an answer, which is small and flat; empty if it has none."""
+    found = re.search(_FIELD.format(name), text)
+    return unescape(found[1], {"&quot;": '"'}) if found else ""

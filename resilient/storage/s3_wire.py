@@ -1,0 +1,283 @@
+"""Connections to a server of S3 over which bytes go between a socket and memory, uncopied.
+
+One request, one answer, each in its time; nothing is repeated here, and what an answer means is
+for who asked. A connection that was used well is used again, by whoever asks next.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import ssl
+import threading
+import weakref
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from resilient.storage.s3_options import trusted
+from resilient.storage.s3_sign import known_credentials, query_of, signed_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from socket import socket
+
+    from resilient.clock import Clock
+    from resilient.storage.s3_options import S3Options
+    from resilient.storage.s3_sign import Credentials
+
+WIRE_ERRORS = (OSError, HTTPException)
+"""What asking raises when there is no whole answer in time."""
+PIECE_BYTES = 1 << 20
+_TEXT_BYTES_MAX = 16 << 20
+_OK = range(200, 300)
+# Settings of its environment that only the library follows: where the bucket is asked for, and
+# what else a request says.
+_LIBRARY_ALONE = (
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_REQUEST_PAYER",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_UNSIGNED_PAYLOAD",
+    "AWS_S3_EXPRESS",
+    "AWS_SERVER_SIDE_ENCRYPTION",
+    "AWS_SSE_KMS_KEY_ID",
+    "AWS_SSE_BUCKET_KEY_ENABLED",
+    "AWS_SSE_CUSTOMER_KEY_BASE64",
+)
+_EXPRESS = "--x-s3"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        method: of HTTP.
+        key: in the bucket; the bucket itself if empty.
+        query: its arguments.
+        headers: besides those that are signed.
+        body: sent from where it lies.
+    """
+
+    method: str
+    key: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: memoryview = field(default=memoryview(b""), repr=False)
+
+
+class Answer:
+    """What a server says; its body is read from the connection, within the request's time.
+
+    Args:
+        response: with its headers read.
+        timer: gives the connection the time that is left.
+    """
+
+    def __init__(self, response: HTTPResponse, timer: _Timer) -> None:
+        self.status = response.status
+        self._response, self._timer = response, timer
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the server did what was asked."""
+        return self.status in _OK
+
+    def header(self, name: str) -> str:
+        """Return a header, or an empty string."""
+        return self._response.headers.get(name, "")
+
+    def into(self, view: memoryview) -> int:
+        """Fill the beginning of ``view`` with what is there, and say how much; 0 at the end.
+
+        Raises:
+            OSError: cut, or the time is over.
+            HTTPException: the body ended before its length.
+        """
+        self._timer.limit()
+        response = self._response
+        if response.length is None:
+            return response.readinto(view)
+        if not response.length:
+            return 0
+        # One call of the socket's, straight into ``view`` if that is large. ``readinto`` would
+        # ask again and again until ``view`` is full, each time with all the time there is.
+        came = response.fp.readinto1(view[: response.length])
+        if not came:
+            raise IncompleteRead(b"", response.length)
+        response.length -= came
+        return int(came)
+
+    def text(self) -> bytes:
+        """Return the body, of which at most 16 MiB are read."""
+        found, view = bytearray(), memoryview(bytearray(1 << 16))
+        while len(found) < _TEXT_BYTES_MAX and (came := self.into(view)):
+            found += view[:came]
+        return bytes(found)
+
+    def is_read(self) -> bool:
+        """Say whether nothing is left to read, so that the connection can be used again."""
+        if self._response.length == 0:
+            self._response.read()
+        return self._response.isclosed() and not self._response.will_close
+
+
+class _Timer:
+    """What is left of a request's time.
+
+    Args:
+        clock: time.
+        seconds: for all of it.
+    """
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._until_seconds = clock.monotonic_seconds() + seconds
+        self.socket: socket | None = None
+
+    def limit(self) -> None:
+        """Let the next call of the socket's last no longer than what is left.
+
+        Raises:
+            TimeoutError: nothing is.
+        """
+        left_seconds = self._until_seconds - self._clock.monotonic_seconds()
+        if left_seconds <= 0:
+            raise TimeoutError("the request took too long")
+        if self.socket:
+            self.socket.settimeout(left_seconds)
+
+
+class Wire:
+    """Connections to one bucket, for any number of threads.
+
+    Args:
+        bucket: its name.
+        options: the endpoint, whom to trust, how long to wait.
+        who: signs.
+        clock: measures, and tells the time that is signed.
+    """
+
+    def __init__(self, bucket: str, options: S3Options, who: Credentials, clock: Clock) -> None:
+        self._who, self._clock, self._options = who, clock, options
+        self._base = f"{endpoint_of(options, who.region)}/{quote(bucket)}"
+        self._origin = self._base.removesuffix(urlsplit(self._base).path)
+        # https without a context would not know of whom else to trust.
+        self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
+        pem = trusted(options).decode("ascii", "ignore")
+        if self._trust and pem:
+            self._trust.load_verify_locations(cadata=pem)
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        # A store has no end that anybody tells.
+        weakref.finalize(self, _close, self._idle)
+
+    @contextmanager
+    def ask(self, asked: Asked) -> Iterator[Answer]:
+        """Send a request and give its answer.
+
+        Raises:
+            OSError: nobody there, cut, or not in time.
+            HTTPException: what came is no answer.
+        """
+        connection = self._taken()
+        timer = _Timer(self._clock, self._options.request_seconds)
+        timer.socket = connection.sock
+        is_whole = False
+        try:
+            with closing(self._sent(connection, asked, timer)) as response:
+                answer = Answer(response, timer)
+                yield answer
+                is_whole = answer.is_read()
+        finally:
+            if is_whole:
+                with self._lock:
+                    self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _sent(self, connection: HTTPConnection, asked: Asked, timer: _Timer) -> HTTPResponse:
+        url = f"{self._base}/{quote(asked.key, safe='/-._~')}" if asked.key else self._base
+        if asked.query:
+            url = f"{url}?{query_of(asked.query)}"
+        now = datetime.fromisoformat(self._clock.now_iso())
+        digest = sha256(asked.body).hexdigest()
+        target = url.removeprefix(self._origin)
+        connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
+        headers = signed_headers(asked.method, url, self._who, now, digest) | dict(asked.headers)
+        if asked.body or asked.method in ("PUT", "POST"):
+            headers["content-length"] = str(len(asked.body))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        # A server that refuses may say so and hang up before it has read everything.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.endheaders()
+            for at in range(0, len(asked.body), PIECE_BYTES):
+                timer.limit()
+                connection.send(asked.body[at : at + PIECE_BYTES])
+        timer.limit()
+        return connection.getresponse()
+
+    def _taken(self) -> HTTPConnection:
+        """Return a connection that stands: an idle one that its server has not ended, or a new."""
+        with self._lock:
+            if self._process != os.getpid():
+                # Their answers are the parent's to read.
+                _close(self._idle)
+                self._process = os.getpid()
+            while self._idle:
+                idle = self._idle.pop()
+                if not _has_ended(idle):
+                    return idle
+                idle.close()
+        parts = urlsplit(self._base)
+        host, within_seconds = parts.hostname or "", self._options.connect_seconds
+        made = (
+            HTTPSConnection(host, parts.port, timeout=within_seconds, context=self._trust)
+            if self._trust
+            else HTTPConnection(host, parts.port, timeout=within_seconds)
+        )
+        made.connect()
+        return made
+
+
+def wire_of(bucket: str, options: S3Options, clock: Clock) -> Wire | None:
+    """Return connections of our own, or None where a request needs what only a library knows.
+
+    That is a machine's role, no signature, a proxy, a bucket of S3 Express, or a setting of the
+    environment that says how to ask.
+    """
+    who = known_credentials(options)
+    if who is None or options.anon or bucket.endswith(_EXPRESS):
+        return None
+    parts = urlsplit(endpoint_of(options, who.region))
+    is_behind_proxy = parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
+    if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ALONE)):
+        return None
+    return Wire(bucket, options, who, clock)
+
+
+def endpoint_of(options: S3Options, region: str) -> str:
+    """Return where the bucket is asked for by path, as every server of S3 understands it."""
+    variables = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    given = options.endpoint or next(filter(None, variables), "")
+    parts = urlsplit(given or f"https://s3.{region}.amazonaws.com")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _close(connections: list[HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _has_ended(connection: HTTPConnection) -> bool:
+    """Say whether a server has ended an idle connection: nothing else could be read from it."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
