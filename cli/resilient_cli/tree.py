@@ -89,6 +89,9 @@ COMMANDS = {
         "app",
         "Run a training as a job of SLURM that is requeued until it is trained to the end.",
     ),
+    "k8s": LazyCommand(
+        "resilient_cli.commands.k8s", "app", "Write a training as manifests of Kubernetes."
+    ),
     "init": LazyCommand(
         "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."
     ),

@@ -1,0 +1,256 @@
+"""What is asked of Kubernetes, held against what an API server takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from resilient.errors import ConfigError
+from resilient_cli.doctor import budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Flavor(StrEnum):
+    """What holds the pods."""
+
+    JOB = "job"
+    JOBSET = "jobset"
+    TRAINJOB = "trainjob"
+    PYTORCHJOB = "pytorchjob"
+    KUEUE = "kueue"
+
+
+class Spot(StrEnum):
+    """Whose spot nodes; none for nodes that stay."""
+
+    NONE = "none"
+    AWS = "aws"
+    GKE = "gke"
+    AKS = "aks"
+
+
+_GRACE_SECONDS = 25.0
+_NOTICE = {Spot.AWS: "aws", Spot.GKE: "gke", Spot.AKS: "azure"}
+# Names of pods end in a number, and a Job of another flavor adds the name of its part.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
+_USER_INFO = re.compile(r"://[^/\s@]+@")
+TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
+"""Variables whose values only the pod knows."""
+_PODS = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
+_QUANTITIES = {
+    "--cpu": (re.compile(r"[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]*m"), "8, 0.5 or 500m"),
+    "--memory": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 64Gi"),
+    "--shm": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 16Gi"),
+    "--disk": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 10Gi"),
+}
+_MEETING = "the manifests say where pods meet; give `k8s --pods MIN:MAX`"
+_OURS = {
+    **dict.fromkeys(
+        (
+            *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+            *("node_rank", "master_addr", "master_port", "local_addr"),
+        ),
+        _MEETING,
+    ),
+    "metrics_port": "the probe of the pods asks port 9464",
+    "metrics_host": "the probe of the pods asks from outside",
+    "storage_options": "everybody who sees the Job would have them; give --secret",
+    "dry_run": "it is not for a cluster",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a pod has; requests are limits, and shared memory is part of the memory."""
+
+    cpu: str = "4"
+    memory: str = "16Gi"
+    shm: str = "4Gi"
+    disk: str = "10Gi"
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: until the workers are killed, until the pod is, and all of the run's."""
+
+    grace: float = _GRACE_SECONDS
+    termination: int = 30
+    deadline: int = 604800
+
+
+@dataclass(frozen=True, slots=True)
+class KubeRun:
+    """A run, as Kubernetes is asked for it; everything in it has been checked.
+
+    Attributes:
+        name: of all that is made.
+        image: of the container.
+        command: the words after ``resilient train``.
+        pods_min: fewest that train.
+        pods_max: how many are asked for.
+        namespace: where; empty for that of whoever applies it.
+        resources: of each pod.
+        times: how long what may take.
+        spot: whose spot nodes.
+        failures_max: starts that may fail, preemptions not counted.
+        environment: names and values.
+        secrets: names of Secrets whose entries are variables.
+        claim: a PersistentVolumeClaim at ``/checkpoints``.
+        queue: of Kueue.
+        given: options of ``train`` that the command gives itself.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    pods_min: int = 1
+    pods_max: int = 1
+    namespace: str = ""
+    resources: Resources = Resources()
+    times: Times = Times()
+    spot: Spot = Spot.NONE
+    failures_max: int = 6
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    claim: str = ""
+    queue: str = ""
+    given: frozenset[str] = frozenset()
+
+
+def check_names(named: Mapping[str, str]) -> None:
+    """Hold names of objects against what an API server takes; empty ones are left out.
+
+    Raises:
+        ConfigError: one is no name, with the option.
+    """
+    for option, text in named.items():
+        pattern = _NAME if option == "--name" else _SUBDOMAIN
+        if text and not pattern.fullmatch(text):
+            length = 40 if option == "--name" else 253
+            raise ConfigError(
+                f"{option} {text!r} is not 1 to {length} of a-z, 0-9 and -, a letter first"
+            )
+
+
+def check_image(image: str) -> None:
+    """Refuse what is no image.
+
+    Raises:
+        ConfigError: it is empty, or has a blank in it.
+    """
+    if not image or re.search(r"[\s@]{2}|\s|://", image):
+        raise ConfigError(f"--image {image!r} is no image", hint="registry/name@sha256:...")
+
+
+def check_resources(asked: Resources) -> None:
+    """Hold quantities against how Kubernetes writes them.
+
+    Raises:
+        ConfigError: one is none, or shared memory does not fit into the memory.
+    """
+    texts = {"--cpu": asked.cpu, "--memory": asked.memory, "--shm": asked.shm, "--disk": asked.disk}
+    for option, text in texts.items():
+        pattern, wanted = _QUANTITIES[option]
+        if not pattern.fullmatch(text):
+            raise ConfigError(f"{option} {text!r} is not {wanted}")
+    if _bytes(asked.shm) >= _bytes(asked.memory):
+        raise ConfigError(
+            f"--shm {asked.shm} is part of --memory {asked.memory}, and leaves nothing of it"
+        )
+
+
+def parse_pods(text: str) -> tuple[int, int]:
+    """Return the fewest and the most pods of ``N`` or ``MIN:MAX``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = _PODS.fullmatch(text)
+    if not found:
+        raise ConfigError(f"--pods {text!r} is not N or MIN:MAX")
+    fewest, most = int(found[1]), int(found[2] or found[1])
+    if most < fewest:
+        raise ConfigError(f"--pods {text!r}: at most {most} is less than at least {fewest}")
+    return fewest, most
+
+
+def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return names and values of ``NAME=VALUE``; a manifest is no place for secrets.
+
+    Raises:
+        ConfigError: a name is none, has no value, stands twice, or is that of a secret.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, has_value, value = text.partition("=")
+        if not _VARIABLE.fullmatch(name) or not has_value:
+            raise ConfigError(f"--env {name!r} is not NAME=VALUE")
+        if name in found or name in TOLD:
+            raise ConfigError(f"--env {name} stands twice, or is told by Kubernetes")
+        if _SECRET.search(name) or _USER_INFO.search(value):
+            raise ConfigError(
+                f"--env {name}: everybody who sees the Job would have its value",
+                hint=f"kubectl create secret generic NAME --from-literal={name}=...; --secret NAME",
+            )
+        found[name] = value
+    return tuple(found.items())
+
+
+def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
+    """Refuse what the manifests decide, and what would be told to everybody.
+
+    Args:
+        command: the words after ``train``.
+        given: names of the options of ``train`` among them.
+
+    Raises:
+        ConfigError: with the option, and what to do instead.
+    """
+    for name in sorted(given):
+        if name in _OURS:
+            raise ConfigError(f"train --{name.replace('_', '-')}: {_OURS[name]}")
+    for word in command:
+        if _USER_INFO.search(word):
+            raise ConfigError(
+                "a URL of the command has a user or a password in it, and the Job would show it",
+                hint="take them out, and give RESILIENT_STORAGE_OPTIONS by --secret",
+            )
+
+
+def fit_times(given: float | None, took: budget.Took, spot: Spot, deadline_seconds: int) -> Times:
+    """Return a grace that a save fits into, and the pod's, which fits the notice.
+
+    Args:
+        given: ``--grace`` of the command, if it says one.
+        took: what saves and promotions took, if that is known.
+        spot: whose notice.
+        deadline_seconds: of the run.
+
+    Raises:
+        ConfigError: a save does not fit, with the numbers.
+    """
+    save, tail = budget.p95(took.saves), budget.p95(took.promotions) or 0.0
+    notice = budget.NOTICE_SECONDS[_NOTICE[spot]] if spot in _NOTICE else None
+    needed = 0.0 if save is None else math.ceil(save + tail + budget.MARGIN_SECONDS)
+    room = _GRACE_SECONDS if notice is None else min(_GRACE_SECONDS, notice - budget.MARGIN_SECONDS)
+    grace = max(room, needed) if given is None else given
+    termination = math.ceil(grace + budget.MARGIN_SECONDS)
+    terms = (save, tail, grace, float(termination), notice, f"p95 of {len(took.saves)} saves")
+    for check in budget.judge(budget.Budget(*terms)):
+        if not check.is_ok:
+            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
+    return Times(grace, termination, deadline_seconds)
+
+
+def _bytes(text: str) -> float:
+    number, unit, binary = re.fullmatch(r"(\d+)([KMGT])(i?)", text).groups()  # type: ignore[union-attr]
+    return float(int(number) * (1024 if binary else 1000) ** ("KMGT".index(unit) + 1))
