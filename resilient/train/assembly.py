@@ -20,6 +20,7 @@ from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, re
 from resilient.train.data.stream_reading import is_stream
 from resilient.train.data.streams import place_in_stream
 from resilient.train.fitting import fitting_for
+from resilient.train.holding import HoldingSaver
 from resilient.train.interop.shelf import shelf_of
 from resilient.train.interop.taking import require_origin, take_over
 from resilient.train.ledger import Ledger
@@ -34,7 +35,6 @@ from resilient.train.passes import pipeline_for
 from resilient.train.reduction.leaves import sampler_for, seats_of
 from resilient.train.reduction.passes import REDUCTION, passes_for
 from resilient.train.run import Run, about_run
-from resilient.train.saving import Saver
 from resilient.train.schedules.state import ScheduleState
 from resilient.train.session import place_of
 from resilient.world.gang import say_farewell
@@ -120,11 +120,11 @@ def assemble(
 
 def _saver_for(
     hooks: TrainerHooks, state: TrainerState, topic: str, parts: dict[str, Part], best: Best
-) -> Saver:
+) -> HoldingSaver:
     """Return what saves the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
-    return Saver(
+    return HoldingSaver(
         session.checkpointer(session.emit, topic),
         parts,
         # How data is cut may change in the middle of a run.

@@ -7,9 +7,10 @@ failed gives its rows back: the segment of the next one holds them.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from resilient.format.ledger import Anchor, Place, Segment, row_of, step_row
+from resilient.format.ledger import Anchor, Place, Segment, row_of
+from resilient.train.rows import Ahead, Entry, Skip, Steps, rows_of
 from resilient.vault.ledger.orders import order_digest
 
 if TYPE_CHECKING:
@@ -30,47 +31,6 @@ FOLDED = 64
 """With more than ``ENTRIES_MAX`` steps between two saves, so many of them share a record."""
 
 
-class Steps(NamedTuple):
-    """What one optimizer step used up, or several in a row.
-
-    Attributes:
-        last: number of the last of them.
-        epoch: of the samples.
-        start: samples of the epoch that were used up before.
-        stop: those that are used up now.
-        rounds: micro-batches of each rank, of all these steps.
-        batch: samples per micro-batch.
-        seats: micro-batches of a round: one for each rank, or for each leaf of the tree in which
-            gradients are joined.
-        ranks: that have samples of their own.
-        updates: how many of the steps changed the model.
-        steps: how many steps.
-    """
-
-    last: int
-    epoch: int
-    start: int
-    stop: int
-    rounds: int
-    batch: int
-    seats: int
-    ranks: int
-    updates: int
-    steps: int = 1
-
-
-class Skip(NamedTuple):
-    """A stretch of an epoch that is left out on purpose."""
-
-    epoch: int
-    start: int
-    stop: int
-    reason: str
-
-
-Entry = Steps | Skip | str
-
-
 class Ledger:
     """Notes what each step trains on, and closes a segment for each save.
 
@@ -88,6 +48,7 @@ class Ledger:
         self._losses: list[float] = []
         self._unsure: tuple[Anchor, list[Entry], list[float]] | None = None
         self._order: tuple[int, int, str] | None = None
+        self._ahead = Ahead()
 
     def begin(self, resumed: Resumed | None, step: int, cursor: Cursor) -> None:
         """Go on from the checkpoint that this life began from, or begin here if it has no ledger.
@@ -203,18 +164,7 @@ class Ledger:
         if not self._is_kept:
             return None
         chain, entries, losses = self._chain, self._entries, self._losses
-        place, rows = chain.place, []
-        read = iter(losses)
-        for one in entries:
-            if isinstance(one, str):
-                rows.append(one)
-                continue
-            if isinstance(one, Skip):
-                rows.append(row_of("skip", *one))
-                place = Place(place.step, one.epoch, one.stop)
-                continue
-            rows.append(step_row(place, one[:-1], next(read)))
-            place = Place(one.last, one.epoch, one.stop)
+        rows, place = rows_of(chain.place, entries, losses)
         segment = Segment(
             run_id,
             checkpoint,
@@ -228,6 +178,15 @@ class Ledger:
         self._unsure = (chain, entries, losses)
         self._chain, self._entries, self._losses = segment.anchor, [], []
         return segment
+
+    def peek(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
+        """Return what ``close`` would without links, and forget nothing; losses are settled.
+
+        Crash: nothing was stored.
+        """
+        if not self._is_kept:
+            return None
+        return self._ahead.segment(checkpoint, run_id, self._chain, self._entries, self._losses)
 
     def reopen(self) -> None:
         """Take back what was closed for a save that failed."""

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from resilient.train.arguments import TrainingArguments
     from resilient.train.data.sampling import Cursor, Deal
     from resilient.train.fitting import Fitting
+    from resilient.train.holding import HoldingSaver
     from resilient.train.ledger import Ledger
     from resilient.train.measures.counting import Counter
     from resilient.train.measures.meters import Meters
     from resilient.train.measures.spikes import LossWatch
     from resilient.train.reduction.passes import LeafPasses
-    from resilient.train.saving import Saver
     from resilient.train.state import TrainerState
     from resilient.train.stop import StopGate
     from resilient.train.trainer import Trainer
@@ -87,7 +87,7 @@ class Run:
     deal: Deal
     meters: Meters
     counter: Counter
-    saver: Saver
+    saver: HoldingSaver
     gate: StopGate
     accumulation: int
     farewell: Callable[[], None]
@@ -240,6 +240,18 @@ class Run:
             hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - what the whole gang tells
         if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
             self.ledger.settle(self.meters.means)
+
+    def settle_for_saving(self, state: TrainerState, callbacks: dict[str, Any]) -> None:
+        """Bring everything that a checkpoint holds up to this step. Collective."""
+        self.strategy.align(self.model)
+        self.settle_counts()
+        state.stateful_callbacks = callbacks
+
+    def hold_step(self, state: TrainerState, callbacks: Callable[[], dict[str, Any]]) -> None:
+        """Hold this step in memory if it is one of those; it is no checkpoint then. Collective."""
+        if self.saver.holds():
+            self.settle_for_saving(state, callbacks())
+            self.saver.hold()
 
     def settle_counts(self) -> None:
         """Read what was counted on devices, before it is saved. Collective."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from resilient.train.stop import StopGate
     from resilient.vault.reading.choose import Resumed
 
-_WARM_AT = 2
+WARM_AT = 2
 _MODEL_ONLY = ("model", "trainer_state")
 
 
@@ -165,7 +165,7 @@ class Saver:
         with self.took.stalling(self.emit.clock):
             self._checkpointer.before_update()
         self._updates += 1
-        if self._updates == _WARM_AT and self._args.save_strategy != "no":
+        if self._updates == WARM_AT and self._args.save_strategy != "no":
             self._checkpointer.warm(self._saved_parts)
 
     def found_best(self) -> None:

@@ -158,6 +158,7 @@ class Trainer(TrainerBase):
                 self._leave(run)
             batches = self._train_step(run, batches)
             self._log_evaluate_save(run)
+            run.hold_step(self.state, partial(shown_states, self.callback_handler))
         fire("on_epoch_end")
         run.end_epoch(cut_short=control.should_epoch_stop)
         self._log_evaluate_save(run)
@@ -274,9 +275,7 @@ class Trainer(TrainerBase):
             self.control.should_save |= self.args.save_strategy == "best"
 
     def _save_step(self, run: Run) -> None:
-        run.strategy.align(run.model)
-        run.settle_counts()
-        self.state.stateful_callbacks = shown_states(self.callback_handler)
+        run.settle_for_saving(self.state, shown_states(self.callback_handler))
         with self._timing("saving"), self.session.pulse.during(Phase.SAVING):
             is_saved = run.saver.save()
         if is_saved:

@@ -28,6 +28,45 @@ class KeeperBypassed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepLanded(Event):
+    """A step that only memory held is a checkpoint now: the ranks that made it are gone."""
+
+    checkpoint: str
+
+    def line(self) -> str:
+        """Say what was saved for whom."""
+        return f"{self.checkpoint} was held in memory; its ranks ended, and it is durable now"
+
+
+@dataclass(frozen=True, slots=True)
+class StepLost(Event):
+    """Steps that memory held could not be saved when their ranks were gone."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say why, and what counts now."""
+        return (
+            f"{self.checkpoint} was held in memory and is lost with its ranks: {self.reason}; "
+            "the last save counts"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingEnded(Event):
+    """Steps are not held in memory, or no more: what is lost to a crash is what saves say."""
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say why."""
+        return f"steps are not held in memory: {self.reason}; saves go on as they did"
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryDoubted(Event):
     """A file in the keeper's memory is not what was stored; it was read from the store."""
 

@@ -38,8 +38,8 @@ MUTANTS = [
     ),
     Mutant(
         "a segment ends before what was left out",
-        "resilient/train/ledger.py",
-        "                place = Place(place.step, one.epoch, one.stop)\n",
+        "resilient/train/rows.py",
+        "            place = Place(place.step, one.epoch, one.stop)\n",
         "",
         f"{LEDGER} -k segment_may_end",
     ),

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from random import Random
 
 import pytest
 from endings import differences, ending
@@ -52,6 +53,20 @@ def test_sigkill_of_one_rank(tmp_path, unbroken):
         assert job.wait() == 0, job.said()
         assert "SIGKILL" in job.said()
         assert job.said().count("resumed from checkpoint-8-g1") == 1
+    check_same(tmp_path, unbroken)
+
+
+def test_a_rank_killed_between_two_saves_costs_no_step_that_memory_held(tmp_path, unbroken):
+    with Job(tmp_path, *PAUSE, launch=("--every", "memory=1step")) as job:
+        os.kill(job.wait_for_step(Random().choice((10, 14, 18)), rank=1), signal.SIGKILL)
+        assert job.wait() == 0, job.said()
+        said, ended = job.said(), job.steps(0)
+    first = next(one["step"] for one in ended if one["pid"] != ended[0]["pid"])
+    reached = max(one["step"] for one in ended if one["pid"] == ended[0]["pid"])
+    # The last one may have ended and not been held yet.
+    assert reached - 1 <= first - 1 <= reached, said
+    assert f"resumed from checkpoint-{first - 1}-g1" in said
+    assert f"checkpoint-{first - 1}-g1 was held in memory" in said
     check_same(tmp_path, unbroken)
 
 

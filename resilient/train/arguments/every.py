@@ -23,7 +23,15 @@ def settle_every(args: TrainingArguments) -> None:
 
 def is_planned(args: TrainingArguments) -> bool:
     """Say whether the steps of saves follow from what is measured."""
-    return bool(args.save_every) and not parse_every(args.save_every, "`save_every`").steps
+    if not args.save_every:
+        return False
+    every = parse_every(args.save_every, "`save_every`")
+    return every.says_saves and not every.steps
+
+
+def memory_steps(args: TrainingArguments) -> int:
+    """Return after how many steps memory holds one between saves, 0 for never."""
+    return parse_every(args.save_every, "`save_every`").memory_steps if args.save_every else 0
 
 
 def check_every(args: TrainingArguments) -> None:
@@ -35,7 +43,10 @@ def check_every(args: TrainingArguments) -> None:
     if not args.save_every:
         return
     said = f"`save_every`={args.save_every!r} (or --every)"
-    if args.save_strategy != "steps":
+    every = parse_every(args.save_every, "`save_every`")
+    if every.memory_steps:
+        _check_memory(args, said)
+    if args.save_strategy != "steps" and every.says_saves:
         raise ConfigError(
             f"{said} contradicts `save_strategy`={args.save_strategy!r}: leave one of them out"
         )
@@ -45,3 +56,20 @@ def check_every(args: TrainingArguments) -> None:
             "saves when time has passed: say how often to save in steps, or use "
             "`save_strategy`='best' without it"
         )
+
+
+def _check_memory(args: TrainingArguments, said: str) -> None:
+    """Refuse what leaves nothing to hold in memory, or another tier that takes every save.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    if args.save_only_model:
+        raise ConfigError(f"{said} holds what a resume needs, and `save_only_model` leaves it out")
+    if args.near_repo:
+        raise ConfigError(
+            f"{said} holds steps for `repo` alone, and `near_repo` takes every save: use one "
+            "of them"
+        )
+    if args.save_strategy == "no":
+        raise ConfigError(f"{said} contradicts `save_strategy`='no': what is held may be saved")

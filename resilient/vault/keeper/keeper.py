@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError, UsageError
 from resilient.storage.shared import ROOT, SharedFolder, sweep
+from resilient.vault.keeper.holding import LAND_SECONDS, HoldSeat
 from resilient.vault.keeper.leased import Share
 from resilient.vault.keeper.manners import step_back
 from resilient.vault.keeper.room import Room
@@ -91,12 +92,12 @@ class Keeper:
             ).start()
 
     def _converse(self, connection: socket.socket) -> None:
-        seat = Seat(self._room, self._vacate)
-        with self._lock:
-            self._seats.append(seat)
+        seat = self._seated(Seat(self._room, self._vacate))
         lines = Lines(connection)
         try:
             while (asked := lines.receive()) is not None:
+                if asked.get("verb") == "hold_hello":
+                    seat = self._seated(HoldSeat(self._room, self._settled), in_place_of=seat)
                 lines.send(self._answer(seat, asked))
         except BadLine as error:
             with suppress(OSError):
@@ -107,12 +108,18 @@ class Keeper:
             connection.close()
             seat.leave()
 
+    def _seated(self, seat: Seat, in_place_of: Seat | None = None) -> Seat:
+        with self._lock:
+            self._seats = [one for one in self._seats if one is not in_place_of]
+            self._seats.append(seat)
+        return seat
+
     def _answer(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
         verb = asked.get("verb")
         if verb == "hello":
             return self._welcome(seat, asked)
         if verb == "settle":
-            return {"is_busy": self._is_busy_for_a_slice(seat.url)}
+            return {"is_busy": self._is_busy_for_a_slice(seat)}
         if verb == "recall":
             return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
         return seat.answer(asked)
@@ -122,17 +129,55 @@ class Keeper:
         answer = seat.answer(asked)
         if "failure" in answer:
             return answer
-        is_busy = self._is_busy_for_a_slice(seat.url)
+        is_busy = self._is_busy_for_a_slice(seat)
         return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
 
-    def _is_busy_for_a_slice(self, url: str) -> bool:
-        """Say whether saves to ``url`` are in flight on this host, after waiting a little."""
+    def _is_busy_for_a_slice(self, guest: Seat) -> bool:
+        """Say whether saves to where ``guest`` saves are in flight here, after waiting a little.
+
+        What an older life holds lands once its ranks are gone. One that is still there may write,
+        so after the wait nothing of what it holds is believed.
+        """
         deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
-        while self._busy(url) or self._room.is_saved_elsewhere(url):
+        while (older := self._holding_before(guest)) or self._is_saving(guest.url):
             if self._clock.monotonic_seconds() > deadline_seconds:
+                for one in older:
+                    one.give_up()
                 return True
             self._clock.sleep(_TICK_SECONDS)
         return False
+
+    def _is_saving(self, url: str) -> bool:
+        return bool(self._busy(url)) or self._room.is_saved_elsewhere(url)
+
+    def _holding_before(self, guest: Seat) -> list[HoldSeat]:
+        """Return the seats of older lives whose ranks still hold steps."""
+        with self._lock:
+            holding = [one for one in self._seats if isinstance(one, HoldSeat)]
+        return [
+            one
+            for one in holding
+            if one.url == guest.url and one.scope != guest.scope and one.is_holding
+        ]
+
+    def _settled(self, holding: HoldSeat) -> bool:
+        """Return when all ranks of a life have left and none of their saves is in flight here.
+
+        Returns:
+            Whether they have: a rank that does not leave in time may still write.
+        """
+        deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
+        while True:
+            with self._lock:
+                saving = [one for one in self._seats if one.scope == holding.scope]
+            saving = [one for one in saving if not isinstance(one, HoldSeat)]
+            if any(one.is_busy for one in saving):
+                deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
+            elif all(one.is_left for one in saving):
+                return True
+            elif self._clock.monotonic_seconds() > deadline_seconds:
+                return False
+            self._clock.sleep(_TICK_SECONDS)
 
     def _busy(self, url: str) -> int:
         with self._lock:

@@ -55,10 +55,10 @@ class KeeperPersister:
     """
 
     def __init__(self, address: KeeperAddress, fallback: Persister) -> None:
-        self._address = address
+        self.address = address
         self._fallback = fallback
         self._talk: Conversation | None = None
-        self._board: Address | None = None
+        self.board: Address | None = None
         self._why_not = "it was not asked yet"
         self._is_announced = False
         self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
@@ -83,7 +83,7 @@ class KeeperPersister:
             self._lose(self._why_not or "another host has none")
         if self._talk is None:
             return desk.store
-        self._board = Address.from_json(board)
+        self.board = Address.from_json(board)
         return self._recalling(desk, board)
 
     def begin(self, topic: str) -> None:
@@ -181,7 +181,7 @@ class KeeperPersister:
         failed = self._heard
         if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
             self._lose(failed.message)
-            failed = attempt(lambda: find_verdict(*handed, self._board, failed.message))
+            failed = attempt(lambda: find_verdict(*handed, self.board, failed.message))
         desk, job = handed
         if isinstance(failed, Failure):
             self._persist_here(*handed, failed)
@@ -215,15 +215,15 @@ class KeeperPersister:
 
     def _settle(self, desk: Desk) -> dict[str, Any]:
         """Introduce this rank, wait for older saves, and return where the keeper's board is."""
-        talk = self._talk = Conversation(self._address.path)
-        welcome = talk.ask("hello", **introduction(self._address, desk))
+        talk = self._talk = Conversation(self.address.path)
+        welcome = talk.ask("hello", **introduction(self.address, desk))
         self._leased.share = Share(**welcome["share"])
         deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
         is_busy = welcome["is_busy"]
         while is_busy and desk.clock.monotonic_seconds() < deadline_seconds:
             is_busy = talk.ask("settle")["is_busy"]
         board: dict[str, Any] = welcome["board"]
-        return board | {"host": board["host"] or self._address.host}
+        return board | {"host": board["host"] or self.address.host}
 
     def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
         """Join the keepers' board, and return a store that knows what the keeper holds."""

@@ -49,12 +49,18 @@ class Seat:
     Args:
         room: the memory of this host.
         vacate: called before this rank's first bytes: what past ranks held may go.
+
+    Attributes:
+        verbs: what it does for the rank.
+        url: the repository that this rank saves to; empty before it said so.
+        scope: of the life that the rank belongs to; empty before it said so.
     """
 
     def __init__(self, room: Room, vacate: Callable[[], None]) -> None:
         self._room = room
         self._vacate = vacate
         self._guest: Guest | None = None
+        self.url = self.scope = ""
         self._onwards: Onwards | None = None
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
@@ -66,6 +72,16 @@ class Seat:
         self._is_idle.set()
         self._is_left = False
         self._lock = threading.Lock()
+        self.verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "hello": self._hello,
+            "join": self._join,
+            "reserve": self._reserve,
+            "release": self._release,
+            "begin": self._begin,
+            "save": self._save,
+            "finish": self._finish,
+            "wait": self._wait,
+        }
 
     @property
     def is_busy(self) -> bool:
@@ -83,28 +99,13 @@ class Seat:
         return self._is_left
 
     @property
-    def url(self) -> str:
-        """The repository that this rank saves to; empty before it said so."""
-        return self._guest.url if self._guest else ""
-
-    @property
     def held(self) -> Mapping[str, Held]:
         """Files of the newest checkpoint that was committed from here and not staged over."""
         return self._held
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Do what the rank asks and return what to send back; never raises."""
-        verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "hello": self._hello,
-            "join": self._join,
-            "reserve": self._reserve,
-            "release": self._release,
-            "begin": self._begin,
-            "save": self._save,
-            "finish": self._finish,
-            "wait": self._wait,
-        }
-        verb = verbs.get(str(asked.get("verb")))
+        verb = self.verbs.get(str(asked.get("verb")))
         if verb is None:
             return Failure(UsageError.code, f"no verb {asked.get('verb')!r:.40}").to_json()
         done = attempt(partial(verb, asked))
@@ -127,6 +128,7 @@ class Seat:
 
     def _hello(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         guest = self._guest = guest_of(asked)
+        self.url, self.scope = guest.url, guest.scope
         self._onwards = Onwards(guest, guest.near) if guest.near else None
         return self._room.share.to_json()
 
@@ -162,25 +164,25 @@ class Seat:
         _, comms = self._at_work()
         topic = str(asked["topic"])
         assert self._board is not None, "joined"  # noqa: S101
-        _leave_will(self._board, comms, topic)
+        leave_will(self._board, comms, topic)
         return {}
 
     def _save(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
+        self._begin_to_save(asked)
+        return {}
+
+    def _begin_to_save(self, asked: Mapping[str, Any]) -> None:
         guest, comms = self._at_work()
         within_seconds = guest.limits.within_seconds
         job, stream = from_json(asked["job"], self._memory_of, guest.world.rank, within_seconds)
         job = _bounded(job, self._room.share, self._segments)
-        clock = SystemClock()
-        level = Level.INFO if guest.world.is_coordinator else Level.WARNING
-        sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
-        emit = Emitter(clock, tuple(sinks), dict(asked["context"]))
-        desk = Desk(guest.store, comms, guest.limits, clock, emit, guest.signing)
+        emit = emitter_of(guest, asked["context"])
+        desk = Desk(guest.store, comms, guest.limits, emit.clock, emit, guest.signing)
         if self._onwards:
             mine, parent = job.about.checkpoint.generation, job.about.parent
             desk = self._onwards.desk(desk, asked["tiers"], mine, parent)
         self._start(lambda: self._run(desk, job), stream)
-        return {}
 
     def _finish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Start to bring what was committed last to the durable tier; ``wait`` tells the end."""
@@ -262,8 +264,21 @@ class Seat:
             raise UsageError("a save is in flight")
 
 
-def _leave_will(board: SocketBoard, comms: Comms, topic: str) -> None:
-    """Let the peers hear at once if this rank dies before it hands over."""
+def emitter_of(guest: Guest, context: Mapping[str, Any]) -> Emitter:
+    """Return where the events of a rank's saves go.
+
+    Crash: nothing was stored.
+    """
+    level = Level.INFO if guest.world.is_coordinator else Level.WARNING
+    sinks = [console(level), *([json_lines(Path(guest.events))] if guest.events else [])]
+    return Emitter(SystemClock(), tuple(sinks), dict(context))
+
+
+def leave_will(board: SocketBoard, comms: Comms, topic: str) -> None:
+    """Let the peers hear at once if this rank dies before it hands over.
+
+    Crash: nothing was stored.
+    """
     value: dict[str, Any] = is_gone().to_json()
     who: int | str = comms.world.rank
     if comms.world.is_coordinator:

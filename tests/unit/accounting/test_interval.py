@@ -125,15 +125,22 @@ def test_a_clock_that_went_back_and_a_record_without_one_count_for_nothing():
         ("10min", Every(seconds=600)),
         ("1.5h", Every(seconds=5400)),
         ("auto", Every()),
+        ("auto, memory=1step", Every(memory_steps=1)),
+        ("memory=10 steps,5m", Every(seconds=300, memory_steps=10)),
+        ("memory=1step", Every(memory_steps=1, says_saves=False)),
     ],
 )
 def test_the_words_for_how_often(text, every):
     assert parse_every(text, "--every") == every
-    assert every.is_auto == (text == "auto")
+    assert every.is_auto == ("auto" in text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "0s", "0steps", "-5m", "5 apples", "1.5steps", "infs", "nan", "5m30s"]
+    "text",
+    [
+        *("", "5", "0s", "0steps", "-5m", "5 apples", "1.5steps", "infs", "nan", "5m30s"),
+        *("5m,", "5m,6m", "memory=", "memory=5m", "memory=auto", "memory=1step,memory=2steps"),
+    ],
 )
 def test_nonsense_is_refused_with_what_would_do(text):
     with pytest.raises(ConfigError, match="500steps, 30s, 5m, 1h or auto"):

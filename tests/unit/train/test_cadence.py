@@ -15,10 +15,13 @@ from resilient.accounting import interval
 from resilient.accounting.every import Every
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.storage.open import open_store
 from resilient.train import cadence, session
 from resilient.train.arguments import TrainingArguments
+from resilient.train.arguments.every import is_planned, memory_steps
 from resilient.train.cadence import Measured, StepTimes, is_told, plan, slowed_seconds
 from resilient.train.callbacks.callback import TrainerCallback
+from resilient.vault.registry.catalog import committed
 from resilient.world.launch import Launch, read_launch, write_launch
 from resilient.world.world import World
 
@@ -109,6 +112,14 @@ def test_the_launchers_word_is_refused_where_the_script_says_other_moments(tmp_p
         session._heed(args, "5m")
 
 
+def test_memory_leaves_saves_where_they_were_and_needs_a_keeper(tmp_path, capsys):
+    args = TrainingArguments(str(tmp_path), save_every="memory=2steps", save_strategy="epoch")
+    assert (memory_steps(args), is_planned(args), args.save_steps) == (2, False, 500)
+    make_trainer(tmp_path, max_steps=12, save_every="memory=1step,5steps").train()
+    assert [one.step for one in committed(open_store(str(tmp_path)))] == [12, 10, 5]
+    assert capsys.readouterr().err.count("not held in memory: this host has no keeper") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -116,6 +127,9 @@ def test_the_launchers_word_is_refused_where_the_script_says_other_moments(tmp_p
         ({"save_every": "0steps"}, "not accepted"),
         ({"save_every": "5m", "save_strategy": "epoch"}, "`save_strategy`='epoch'"),
         ({"save_every": "9steps", "save_strategy": "no"}, "`save_strategy`='no'"),
+        ({"save_every": "memory=1step", "save_strategy": "no"}, "`save_strategy`='no'"),
+        ({"save_every": "memory=1step", "save_only_model": True}, "`save_only_model`"),
+        ({"save_every": "memory=1step", "near_repo": "near"}, "`near_repo`"),
         (
             {"save_every": "auto", "eval_strategy": "steps", "load_best_model_at_end": True},
             "`load_best_model_at_end`",

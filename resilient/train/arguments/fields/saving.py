@@ -17,7 +17,7 @@ class SavingArguments:
     save_every: str = option(
         "",
         "500steps, 30s, 5m or auto (by what saves cost and how often the run fails); empty: "
-        "save_strategy and save_steps",
+        "save_strategy and save_steps; and memory=1step: hold each step in memory between saves",
     )
     save_total_limit: int | None = option(
         None,

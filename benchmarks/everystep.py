@@ -1,0 +1,66 @@
+"""A step that memory holds against one that it does not: the demo's model, by turns in one run.
+
+One training of two ranks (and one of one rank) under `resilient train`, with gloo and one thread
+each. It holds each step in memory (`--every memory=1step`) for a block of steps, and none for the
+next block, over and over; the first two blocks are not counted. A step is measured from its
+beginning to the beginning of the next, so what is copied beside the next pass counts. `ratios` are
+medians of: a block's median step over that of the block before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import Report
+
+ROUNDS = 10
+BLOCK_STEPS = 20
+RANKS = (1, 2)
+_WARM_BLOCKS = 2
+_SCRIPT = Path(__file__).parent / "peers" / "holding.py"
+
+
+def run(rounds: int) -> Report:
+    """Train with so many pairs of blocks on each number of ranks."""
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {"rounds": rounds, "block_steps": BLOCK_STEPS}
+    for ranks in RANKS:
+        blocks = _blocks(ranks, 2 * rounds + _WARM_BLOCKS)
+        found = [
+            one["seconds"] / before["seconds"]
+            for before, one in pairwise(blocks[_WARM_BLOCKS:])
+            if one["held"]
+        ]
+        name = f"{ranks}_ranks" if ranks > 1 else "1_rank"
+        ratios[f"held_over_not_{name}"] = round(median(found), 4)
+        figures[f"{name}_lowest_highest"] = [round(min(found), 4), round(max(found), 4)]
+        for is_held, kind in ((True, "held"), (False, "not_held")):
+            some = [one["seconds"] for one in blocks[_WARM_BLOCKS:] if one["held"] is is_held]
+            figures[f"{name}_{kind}_step_seconds"] = round(median(some), 5)
+    return Report("everystep", ratios, figures)
+
+
+def _blocks(ranks: int, blocks: int) -> list[dict[str, Any]]:
+    """Return the median step of each block of one training, and whether it was held."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", str(ranks)]
+        command += [str(_SCRIPT), folder, str(blocks), str(BLOCK_STEPS)]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "not held in memory" not in done.stderr, done.stderr[-3000:]
+        steps = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))
+    found = []
+    for block in range(blocks):
+        mine = [one for one in steps if one["block"] == block]
+        seconds = median(one["seconds"] for one in mine)
+        found.append({"held": mine[-1]["held"], "seconds": seconds})
+    return found

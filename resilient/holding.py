@@ -1,0 +1,174 @@
+"""Each step in the keeper's memory: staged beside the next pass, and saved only if ranks die.
+
+::
+
+    capture -> copy what a forward pass changes -> | copy the rest -> say that it is whole
+    training waits                                 | forward, backward, before_update(), step
+
+Nothing is written and nothing is agreed on, so it costs what a copy costs. Why a step that all
+ranks hold is always there: :mod:`resilient.vault.keeper.holding`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from resilient.clock import Stopwatch
+from resilient.format.names import CheckpointId
+from resilient.overlap import Overlap
+from resilient.state.arena import Arena
+from resilient.state.capture import capture
+from resilient.state.stage import stage
+from resilient.state.steady import steady_memory
+from resilient.vault.facts import HoldingEnded
+from resilient.vault.keeper.holder import Holder, holder_for
+from resilient.vault.keeper.holding import SLOTS
+from resilient.vault.saving.describe import describe
+from resilient.vault.saving.persist import Job
+from resilient.world.agreement import Failure, agree, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.checkpointer import Checkpointer
+    from resilient.state.capture import Part
+    from resilient.vault.desk import Desk
+    from resilient.vault.registry.generations import Generation
+    from resilient.vault.reuse.refer import Base
+    from resilient.vault.saving.describe import About
+
+
+class Holding:
+    """Holds the newest steps of one life in the memory of every rank's keeper, or none does.
+
+    Args:
+        checkpointer: of the life; it has resumed.
+        holder: of this rank.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, holder: Holder) -> None:
+        self._checkpointer = checkpointer
+        self._holder = holder
+        self._arenas = [Arena(partial(holder.buffer, slot)) for slot in range(SLOTS)]
+        self._overlap = Overlap()
+        self._turns = 0
+        self._failure: Failure | None = None
+
+    def hold(self, step: int, parts: Mapping[str, Part], about: About, *, overlap: bool) -> None:
+        """Copy the state of a step to host memory; with ``overlap`` some of it beside training.
+
+        When it returns (with ``overlap``: when ``before_update`` did) the step comes back though
+        every rank is killed, as long as the keepers live. It is a checkpoint only then.
+
+        Collective: every rank, same step; they do not talk.
+        Crash: the step before is held whole, or what was saved is newer.
+
+        Args:
+            step: names the checkpoint that it would become.
+            parts: what to hold.
+            about: what the manifest would say besides.
+            overlap: as in ``Checkpointer.save``.
+
+        Raises:
+            ResilientError: the keeper is gone, or has no room.
+        """
+        desk, life, bases, has_saved = _lent(self._checkpointer)
+        began_seconds = desk.clock.monotonic_seconds()
+        stall, slot = Stopwatch(desk.clock), self._turns % SLOTS
+        with stall.running():
+            self.before_update()
+            if self._failure is not None:
+                raise self._failure.to_error(1)
+            self._turns += 1
+            self._holder.void(slot)
+            about = about.closing(CheckpointId(life.number, step), life)
+            steady = steady_memory(parts) if overlap else ()
+            snapshot = capture(step, parts, desk.world.rank)
+            staged = stage(snapshot, desk.world, self._arenas[slot], steady)
+            job = Job(
+                about=describe(desk, life, step, about, ()),
+                files=staged.files,
+                parts=staged.parts,
+                keep=(),
+                is_first=not has_saved,
+                topic="",
+                began_seconds=began_seconds,
+                stall_seconds=stall.seconds,
+                bases=bases if desk.limits.save_unchanged == "refer" else (),
+                segment=about.segment,
+            )
+            if staged.rest:
+                self._overlap.copy(staged.rest, lambda spoiled: self._say(slot, job, spoiled))
+            else:
+                self._say(slot, job, None)
+
+    def before_update(self) -> None:
+        """Wait until the live state may change: call it before each optimizer step.
+
+        Crash: as in ``hold``.
+        """
+        self._overlap.wait()
+
+    def drop(self) -> None:
+        """Forget what is held: training goes back, on purpose.
+
+        Crash: what is held may land.
+        """
+        self.before_update()
+        attempt(self._holder.drop)
+
+    def close(self) -> None:
+        """Let go; what is held lands if it is newer than what is saved.
+
+        Crash: as in ``hold``.
+        """
+        self.before_update()
+        self._overlap.close()
+        self._holder.close()
+        for arena in self._arenas:
+            arena.close()
+
+    def _say(self, slot: int, job: Job, spoiled: Failure | None) -> None:
+        """Say that a step is whole; one that was changed while it was copied is not."""
+        said = spoiled or attempt(lambda: self._holder.hold(slot, job))
+        self._failure = said if isinstance(said, Failure) else None
+
+
+def begin_to_hold(checkpointer: Checkpointer) -> Holding | None:
+    """Return what holds the steps of this life if every rank can; else tell why not. Collective.
+
+    Crash: nothing was stored.
+    """
+    desk, *_ = _lent(checkpointer)
+    persister = checkpointer._persister  # noqa: SLF001 - who has the address
+    found = attempt(lambda: holder_for(persister, desk))
+    why_not = found.message if isinstance(found, Failure) else found
+    reason = _agree_on(desk, why_not if isinstance(why_not, str) else "")
+    if isinstance(found, Holder) and not reason:
+        return Holding(checkpointer, found)
+    if isinstance(found, Holder):
+        found.close()
+    desk.tell(HoldingEnded(reason))
+    return None
+
+
+def _lent(checkpointer: Checkpointer) -> tuple[Desk, Generation, tuple[Base, ...], bool]:
+    """Return what the saves of this life are made with, as of now."""
+    # The other half of the spine: it makes the same jobs, for another place.
+    one = checkpointer
+    return one._desk, one._begun(), one._bases, one._has_saved  # noqa: SLF001
+
+
+def _agree_on(desk: Desk, why_not: str) -> str:
+    # The desk's own comms may be at work for a save in flight.
+    comms = desk.comms.apart("hold", desk.world)
+    try:
+        ruling: Any = agree(comms, "begin", why_not, _first_reason, desk.limits.within_seconds)
+    finally:
+        comms.close()
+    return str(ruling)
+
+
+def _first_reason(reasons: list[str]) -> str:
+    return next(filter(None, reasons), "")

@@ -1,0 +1,142 @@
+"""Steps that only the keeper's memory holds: which of them is a checkpoint when ranks are gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from keepers import begun, names, resumed_weight, weight
+
+from resilient.checkpointer import About
+from resilient.format.names import CheckpointId
+from resilient.holding import begin_to_hold
+from resilient.storage.open import open_store
+from resilient.testing.gang import run_gang
+from resilient.vault.registry.catalog import committed
+
+HELD_STORE = Path(__file__).parents[1] / "helpers" / "held"
+SIZE = 300_000
+
+
+def saved_and_holding(keeper, url, **options):
+    """Begin a life that has saved step 1, and holds none yet."""
+    checkpointer = begun(keeper, url, **options)
+    checkpointer.save(1, weight(1, SIZE), About())
+    checkpointer.wait()
+    holding = begin_to_hold(checkpointer)
+    assert holding is not None
+    return checkpointer, holding
+
+
+def hold(holding, *steps) -> None:
+    for step in steps:
+        holding.hold(step, weight(step, SIZE), About(), overlap=False)
+
+
+def lose(checkpointer, holding) -> None:
+    """Let go of a rank as the kernel does when it is killed."""
+    holding._holder.close()
+    checkpointer._persister._talk.close()
+    checkpointer._persister._fallback.close()
+
+
+def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp_path):
+    keeper = start()
+
+    def rank_main(world, board):
+        checkpointer, holding = saved_and_holding(
+            keeper, tmp_path / "run", board=board, world=world
+        )
+        hold(holding, 2, 3, 4, 5)
+        if world.rank == 0:
+            hold(holding, 6)
+        else:
+            # This one was lost while it copied step 6.
+            holding._holder.void(holding._turns % 2)
+        lose(checkpointer, holding)
+
+    run_gang(2, rank_main)
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 5), 5.0)
+    assert keeper.close() == 0
+    assert list(keeper.shared.iterdir()) == []
+
+
+def test_nothing_lands_that_is_older_than_what_is_saved_or_was_given_up(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "old")
+    hold(holding, 2)
+    checkpointer.save(3, weight(3, SIZE), About())
+    lose(checkpointer, holding)
+    assert resumed_weight(keeper, tmp_path / "old")[:2] == (CheckpointId(1, 3), 3.0)
+    assert len(committed(open_store(str(tmp_path / "old")))) == 2
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "dropped")
+    hold(holding, 2)
+    holding.drop()
+    lose(checkpointer, holding)
+    assert resumed_weight(keeper, tmp_path / "dropped")[:2] == (CheckpointId(1, 1), 1.0)
+
+
+def test_a_rank_that_is_still_there_when_a_newer_life_comes_is_not_believed(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
+    lose(checkpointer, holding)
+    assert committed(open_store(str(tmp_path / "run"))) == [CheckpointId(1, 1)]
+
+
+def test_a_rank_that_leaves_while_a_newer_life_comes_is_waited_for(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    # The keeper may hear of the new ranks before it hears of the end of the old ones.
+    leaving = threading.Timer(0.2, lose, (checkpointer, holding))
+    leaving.start()
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
+    leaving.join()
+
+
+def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    holding._holder.void((holding._turns - 1) % 2)
+    lose(checkpointer, holding)
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
+
+
+def test_a_host_whose_keeper_is_gone_ends_the_holding_of_all(start, tmp_path):
+    gone = type("Gone", (), {"path": tmp_path / "nobody"})
+    checkpointer = begun(gone, tmp_path / "run")
+    assert begin_to_hold(checkpointer) is None
+    assert "HoldingEnded" in names(checkpointer.seen)
+    checkpointer.close()
+    keeper = start("--host-bytes-max", str(4 * SIZE + (1 << 20)))
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "small")
+    with pytest.raises(Exception, match="host_bytes_max"):
+        hold(holding, 2)
+    lose(checkpointer, holding)
+    assert resumed_weight(keeper, tmp_path / "small")[0] == CheckpointId(1, 1)
+
+
+def test_the_newest_save_in_flight_is_waited_for(start, tmp_path, monkeypatch):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    monkeypatch.setenv("HELD_FOLDER", str(gate))
+    monkeypatch.setenv("HELD_PREFIX", "checkpoint-3-g1")
+    monkeypatch.setenv("PYTHONPATH", f"{HELD_STORE}:{os.environ.get('PYTHONPATH', '')}")
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2)
+    checkpointer.save(3, weight(3, SIZE), About())
+    lose(checkpointer, holding)
+    while not list(gate.glob("held-*")):
+        time.sleep(0.01)
+    opener = threading.Timer(0.3, (gate / "go").touch)
+    opener.start()
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
+    assert CheckpointId(1, 2) not in committed(open_store(str(tmp_path / "run")))
+    opener.join()
