@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from resilient.agent.notices.judging import LEAD_SECONDS
 from resilient.errors import ConfigError, UsageError
 from resilient_cli.doctor import budget
 from resilient_cli.given import given_to_train
@@ -216,7 +217,9 @@ def _job(
         raise ConfigError("--setup takes one line; give it once for each")
     grace = _grace_seconds(given.get("grace"), events, notice)
     lead = math.ceil(grace + budget.MARGIN_SECONDS)
-    check_time(asked.time, lead)
+    # The agent knows the end of the job too, and leaves at its own lead before it.
+    leaves = 0.0 if given.get("notice") == "off" else LEAD_SECONDS
+    check_time(asked.time, max(lead, math.ceil(leaves)))
     environment = parse_environment(asked.env)
     return SlurmJob(
         *(asked.name, words[1:], fewest, most, asked.time, place, asked.logs, grace),

@@ -140,16 +140,16 @@ def parse_time(text: str) -> int:
 
 
 def check_time(text: str, lead_seconds: int) -> None:
-    """Leave room for training before SLURM says that the time is nearly over.
+    """Leave room for training before the run leaves because its time is nearly over.
 
     Raises:
-        ConfigError: SLURM would say so at once, or nearly.
+        ConfigError: it would leave at once, be requeued, and do so for ever.
     """
     if text and parse_time(text) <= lead_seconds + EARLY_SECONDS:
         raise ConfigError(
-            f"--time {text}: SLURM signals {lead_seconds} s before its end, and up to "
+            f"--time {text}: the run leaves {lead_seconds} s before its end, and SLURM may say so "
             f"{EARLY_SECONDS} s earlier, so nothing would be trained",
-            hint="give it more time, or a smaller `train --grace`",
+            hint=f"--time {(lead_seconds + EARLY_SECONDS) // 60 + 1} or more",
         )
 
 

@@ -1,0 +1,95 @@
+"""The wheel in a root of its own: nobody's user, nothing to write to, none of our source there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = "10001"
+# What a container has: its own root, read-only, and volumes for what changes.
+ENTER = """
+set -eu
+root={root}
+mount -t tmpfs -o mode=755 root "$root"
+cd "$root"
+mkdir -p usr etc proc dev/shm tmp scratch app opt/venv
+for one in bin lib lib64 sbin; do ln -s "usr/$one" "$one"; done
+for one in /usr /etc {more}; do mount -o bind,ro "$one" "$root$one"; done
+mount -o bind,ro {venv} opt/venv
+mount -o bind,ro {app} app
+for one in null zero urandom; do touch "dev/$one"; mount -o bind "/dev/$one" "dev/$one"; done
+mount -t proc proc proc
+mount -t tmpfs -o mode=1777 shm dev/shm
+mount -t tmpfs -o mode=1777 tmp tmp
+mount -t tmpfs -o mode=700,uid={user},gid={user} scratch scratch
+mount -o remount,ro "$root"
+exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups --no-new-privs \\
+  --bounding-set=-all env -i PATH=/opt/venv/bin:/usr/bin:/bin HOME=/scratch OMP_NUM_THREADS=1 \\
+  sh -c {command}
+"""
+COMMAND = """
+cd /scratch
+id -u
+touch /app/x /x /usr/x 2>&1 | grep -c 'Read-only file system'
+python -c 'import resilient; print(resilient.__file__)'
+resilient init mine -q
+exec resilient train mine/train.py --config mine/train.toml --max_steps 60 --eval_strategy no
+"""
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Install the wheel, and nothing else, in an environment that borrows its dependencies."""
+
+    def run(*command):
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=120)
+
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", str(venv))
+    (wheel,) = tmp_path.glob("*.whl")
+    into = ("--python", str(venv), "install", "--no-deps", "--no-index", "--quiet", str(wheel))
+    run(sys.executable, "-m", "pip", *into)
+    # Its scripts name the place where it was made; in the root it is another.
+    script = venv / "bin" / "resilient"
+    script.write_text(script.read_text().replace(str(venv), "/opt/venv"))
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    # Names in a .pth file do not bring the .pth files of their folders: no source tree of ours.
+    borrowed = sysconfig.get_path("purelib")
+    (venv / "lib" / python / "site-packages" / "borrowed.pth").write_text(f"{borrowed}\n")
+    return venv
+
+
+def test_the_wheel_trains_as_nobody_on_a_root_that_cannot_be_written(installed, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a root of its own")
+    for name in ("root", "app"):
+        (tmp_path / name).mkdir()
+    more = [sysconfig.get_path("purelib")]
+    if not sys.base_prefix.startswith("/usr"):
+        more.append(sys.base_prefix)
+    text = ENTER.format(
+        root=tmp_path / "root",
+        venv=installed,
+        app=tmp_path / "app",
+        user=USER,
+        more=" ".join(more),
+        command=shlex.quote(COMMAND),
+    ).replace("mkdir -p usr", f"mkdir -p {' '.join(one.lstrip('/') for one in more)} usr")
+    enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", text]
+    done = subprocess.run(enter, capture_output=True, text=True, check=False, timeout=120)
+    said = done.stdout + done.stderr
+    if "unshare failed" in said:
+        pytest.skip(f"no namespaces here: {said}")
+    assert done.returncode == 0, said
+    assert done.stdout.splitlines()[:2] == [USER, "3"]
+    assert done.stdout.splitlines()[2].startswith("/opt/venv/lib/")
+    assert "trained to step 60" in said
+    assert "exit 0: all workers are done" in said
