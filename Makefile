@@ -74,7 +74,7 @@ storm: $(STAMP)
 RUNS ?= 20000
 SEED ?= 0
 fuzz: $(STAMP)
-	$(PYTEST) tests/property/test_fuzz_readers.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
+	$(PYTEST) tests/property/test_fuzz_readers.py tests/property/test_fuzz_layouts.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
 # What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
 damage: $(STAMP)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
-import zipfile
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from foreign_folders import look
+from resumming import resummed
 from samples import INDEX, OPTIMIZER, RANDOM, SCHEDULE, STATE, STEP_NAME, WEIGHTS
 
 from resilient.layouts.places import settled
@@ -130,26 +128,6 @@ def _place(scene: Scene, path: Path, part: str) -> int:
             piece = settled(folder, folder.list(), one.pieces[0], one.dtype)
             return piece.start + 4 * piece.first
     raise Inapplicable
-
-
-def resummed(data: bytes) -> bytes:
-    """Return zips, alone or in a row, with checksums that are right."""
-    found, at = bytearray(data), 0
-    while (end := data.find(b"PK\x05\x06", at)) >= 0:
-        end += 22
-        blob = data[at:end]
-        with zipfile.ZipFile(io.BytesIO(blob)) as opened:
-            members, central = opened.infolist(), opened.start_dir
-        for one in members:
-            head = one.header_offset
-            names = struct.unpack_from("<2H", blob, head + 26)
-            begin = head + 30 + sum(names)
-            crc = struct.pack("<I", zlib.crc32(blob[begin : begin + one.file_size]))
-            found[at + central + 16 : at + central + 20] = crc
-            lengths = struct.unpack_from("<3H", blob, central + 28)
-            central += 46 + sum(lengths)
-        at = end
-    return bytes(found)
 
 
 def swapped(scene: Scene) -> None:
