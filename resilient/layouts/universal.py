@@ -69,9 +69,8 @@ def read_universal(folder: Folder, listing: Listing) -> Contents:
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
     pieces = _pieces(listing, prefix)
     tensors, steps, broken = _tensors(folder, listing, pieces)
-    found, archive, lost = _engine(folder, listing, prefix)
+    found, shapes, lost = _engine(folder, listing, prefix)
     optimizer, odd = _optimizer(folder, listing, prefix, pieces, steps)
-    shapes = _shapes(archive)
     tensors = tuple(_shaped(one, shapes) for one in tensors)
     return replace(
         found,
@@ -151,19 +150,19 @@ def _tensor(archive: Archive, name: str, kind: str) -> Tensor:
 
 def _engine(
     folder: Folder, listing: Listing, prefix: str
-) -> tuple[Contents, Archive | None, list[Problem]]:
-    """Return what the model's states of the engine say."""
+) -> tuple[Contents, dict[str, tuple[int, ...]], list[Problem]]:
+    """Return what the model's states of the engine say, and the shapes of its parameters."""
     names = [one for one in listing.sizes if one.startswith(prefix)]
     models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
     empty = Contents("", "")
     if not models:
         what = "the engine's model states are missing"
-        return empty, None, [Problem(prefix or ".", what, is_fatal=True)]
+        return empty, {}, [Problem(prefix or ".", what, is_fatal=True)]
     try:
         archive = open_archive(folder, listing, models[0])
-        return model_of(archive), archive, []
+        return model_of(archive), _shapes(archive), []
     except Unreadable as error:
-        return empty, None, [Problem(models[0], str(error), is_fatal=True)]
+        return empty, {}, [Problem(models[0], str(error), is_fatal=True)]
 
 
 def _optimizer(
@@ -194,8 +193,8 @@ def _optimizer(
     return told, []
 
 
-def _shapes(archive: Archive | None) -> dict[str, tuple[int, ...]]:
-    value = archive.value if archive and isinstance(archive.value, dict) else {}
+def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
+    value = archive.value if isinstance(archive.value, dict) else {}
     return dict(shapes_in(value.get("param_shapes")))
 
 

@@ -82,6 +82,13 @@ def moved(value):
         (lambda at: next(at.glob("*model_states.pt")).unlink(), "model states are missing"),
         (lambda at: saved(at / "zero/0.bias/fp32.pt", moved), "7 elements, and the parameter 2"),
         (lambda at: torch.save([], at / "zero/0.bias/fp32.pt"), "holds no tensor"),
+        (
+            lambda at: torch.save(
+                {"module": {"w": torch.ones(1)}, "param_shapes": {"w": "x"}},
+                at / "mp_rank_00_model_states.pt",
+            ),
+            "a shape that is none",
+        ),
     ],
 )
 def test_what_deepspeed_would_miss_in_a_universal_checkpoint_is_told(tmp_path, spoil, why):
