@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds lint types crash storm fuzz damage audited matrix mutants preemptions bench all
+.PHONY: demo test services clouds lint types crash storm fuzz damage audited slurm matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,12 +32,13 @@ else
 	$(PYTEST) -n 2 --dist loadfile $(wildcard $(WAITING))
 endif
 
-# The S3 server of tests/s3, and what makes hosts of network namespaces. Tests install these themselves
+# The S3 server of tests/s3, what makes hosts of network namespaces, a browser, SLURM. Tests install these themselves
 # where they can, and skip where they cannot; this says why.
 services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
 	$(BIN)/python -m tests.services.netns
 	$(BIN)/python -m tests.services.browser
+	$(BIN)/python -m tests.services.slurm
 	$(BIN)/python -m tests.services.kustomize
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
@@ -83,6 +84,10 @@ damage: $(STAMP)
 # A run of more than fifty deaths and ten resizes, and the proof that each sample was trained once.
 audited: $(STAMP)
 	$(PYTEST) tests/process/test_audited_run.py --fifty-faults
+
+# A real SLURM: the end of the time, scancel, drained nodes, arrays; the part of `make test` too.
+slurm: $(STAMP)
+	$(PYTEST) tests/slurm --every-slurm --timeout 400
 
 # Every optimizer with every schedule, interrupted and resumed.
 matrix: $(STAMP)
