@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds lint types crash storm fuzz damage audited slurm matrix mutants preemptions bench all
+.PHONY: demo test services clouds box lint types crash storm fuzz damage audited slurm matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -80,6 +80,11 @@ fuzz: $(STAMP)
 # What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
 damage: $(STAMP)
 	$(BIN)/python -m tests.damage
+
+# A rendered Job with its pods in namespaces, preempted again and again: make box PREEMPTIONS=20 SEED=2
+PREEMPTIONS ?= 20
+box: $(STAMP)
+	BOX_PREEMPTIONS=$(PREEMPTIONS) SEED=$(SEED) $(PYTEST) tests/k8s/test_box.py --timeout 3600
 
 # A run of more than fifty deaths and ten resizes, and the proof that each sample was trained once.
 audited: $(STAMP)
