@@ -197,11 +197,9 @@ class Checkpointer:
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
-        life = self._begun()
-        began_seconds = self._desk.clock.monotonic_seconds()
-        self._stall = Stopwatch(self._desk.clock)
+        life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
+        self.wait()
         with self._stall.running():
-            self.wait()
             checkpoint = self._claim_step(CheckpointId(life.number, step))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
@@ -273,14 +271,16 @@ class Checkpointer:
             SaveFailed: it could not be made durable; older ones are intact.
             Fenced: a newer life began, so nothing was committed.
         """
-        pending, self._pending = self._pending, None
+        pending, self._pending, stall = self._pending, None, self._stall
+        # To wait for this save is what the next one costs, whoever asked first.
+        self._stall = stall if pending is None else Stopwatch(self._desk.clock)
         try:
-            with self._stall.running():
+            with stall.running():
                 self._overlap.settle()
-            self._persister.wait()
+            with self._stall.running():
+                self._persister.wait()
         except ResilientError:
-            if pending is not None:
-                # It may be committed all the same: who saves next asks the store.
+            if pending is not None:  # It may be committed all the same: who saves next asks.
                 self._bases = (Base(pending), *self._bases)[:_BASES_MAX]
             raise
         if pending is not None:

@@ -69,8 +69,8 @@ MUTANTS = [
     Mutant(
         "a life that did not begin saves",
         "resilient/checkpointer.py",
-        "        life = self._begun()\n",
-        "        life = self._life or begin(self._desk, Choice(None, ()), 'start')\n",
+        "        life, began_seconds = self._begun(), ",
+        "        life, began_seconds = self._life or begin(self._desk, Choice(None, ()), 'x'), ",
         GANG,
     ),
     Mutant(

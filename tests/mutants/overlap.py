@@ -23,6 +23,13 @@ MUTANTS = [
         f"{OVERLAP} -k stall_that_is_told",
     ),
     Mutant(
+        "who waits for a save ahead of the next is not told as a stall",
+        "resilient/checkpointer.py",
+        "            with self._stall.running():\n                self._persister.wait()\n",
+        "            self._persister.wait()\n",
+        f"{OVERLAP} -k asked_first",
+    ),
+    Mutant(
         "the trainer does not wait before its optimizer's step",
         "resilient/train/trainer.py",
         "        run.wait_for_copy(self._timing)\n        fire(",

@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "two saves are in flight at once",
         "resilient/checkpointer.py",
-        "            self.wait()\n            checkpoint =",
-        "            checkpoint =",
+        "        self.wait()\n        with self._stall.running():\n            checkpoint =",
+        "        with self._stall.running():\n            checkpoint =",
         "tests/unit/test_checkpointer.py",
     ),
     Mutant(

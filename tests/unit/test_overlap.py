@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -264,4 +265,23 @@ def test_the_stall_that_is_told_is_all_that_training_waited():
     checkpointer.before_update()
     checkpointer._overlap._copies.timer.join()
     assert told[0].stall_seconds() - in_save > 0.25
+    checkpointer.close()
+
+
+def test_to_wait_for_the_save_before_counts_for_the_next_whoever_asked_first():
+    told, checkpointer = [], open_one(MemoryStore())
+    checkpointer.resume({})
+    checkpointer._persister.submit = lambda _, job: told.append(job)
+    parts = {"model": Part(Values(weight=torch.ones(9)))}
+    checkpointer.save(1, parts, About())
+    checkpointer._persister.wait = lambda: time.sleep(0.1)
+    # As a trainer does that wants to know what it took.
+    checkpointer.wait()
+    checkpointer._persister.wait = lambda: None
+    checkpointer.save(2, parts, About())
+    checkpointer.wait()
+    checkpointer.save(3, parts, About())
+    first, second, third = (job.stall_seconds() for job in told)
+    assert first < 0.1 <= second
+    assert third < 0.1
     checkpointer.close()
