@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash storm fuzz damage audited slurm matrix mutants preemptions bench all
+.PHONY: demo test services clouds box lint types crash simulate storm fuzz damage audited slurm matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -64,6 +64,13 @@ KILLS ?= 2000
 crash: $(STAMP)
 	$(PYTEST) tests/crash --crash-doubles 4800 --timeout 1200
 	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
+
+# The control plane under virtual time, a bad network and a bad store: make simulate SEEDS=1000000 FROM=0
+# A violation is printed with the command that makes it again.
+SEEDS ?= 10000
+FROM ?= 0
+simulate: $(STAMP)
+	nice $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
 # A run with canonical reduction, struck at random moments at random numbers of ranks, against a calm
 # one: both digests, and all faults, as one line of JSON.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
-from resilient.errors import ResilientError
+from resilient.errors import Fenced, KeyNotFound, ResilientError
 from resilient.format.names import is_file_name, parse_checkpoint
 from resilient.storage.settling import settle
 from resilient.storage.store import Sweepable
@@ -40,6 +40,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
         cause: why it begins.
 
     Raises:
+        Fenced: another job is at work here, and has rotated away what this life loaded.
         NotExclusive: the store cannot fence and the user did not promise to be alone.
         StoreError: the store failed.
     """
@@ -52,6 +53,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
         check_abilities(desk.store, desk.clock, single_writer=desk.limits.single_writer)
         settle(desk.store)
         above = _highest(desk.store)
+        _require_parent(desk.store, choice)
         return claim(
             desk.store,
             choice.checkpoint,
@@ -74,6 +76,20 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
     if desk.leads:
         sweep_uploads(told, life.number)
     return life
+
+
+def _require_parent(store: Store, choice: Choice) -> None:
+    """Refuse to begin from what is gone: whoever came next would take it for a loss."""
+    if choice.checkpoint is None:
+        return
+    try:
+        store.stat(choice.checkpoint.manifest_key)
+    except KeyNotFound as error:
+        raise Fenced(
+            f"{choice.checkpoint} was rotated away at {store.url} while this life loaded it: "
+            "another job of this run is at work there, and what it saves is intact",
+            hint=f"see which job that is: resilient ckpt reflog {store.url}",
+        ) from error
 
 
 def _highest(store: Store) -> int:

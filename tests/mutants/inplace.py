@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant(
         "a rank that has all in place goes on alone",
         "resilient/vault/reading/choose.py",
-        "        if not problem:\n",
-        "        if proved is not None:\n",
+        "                if not problems[folder]:\n",
+        "                if proved is not None:\n",
         GANG,
     ),
     Mutant(

@@ -120,8 +120,8 @@ MUTANTS = [
     Mutant(
         "with all damaged, training starts over",
         "resilient/vault/reading/choose.py",
-        '    if plan["candidates"] or plan["lost"]:',
-        '    if plan["lost"]:',
+        '        if not plan["candidates"] and not plan["lost"]:',
+        '        if not plan["lost"]:',
         "tests/gang",
     ),
     Mutant(

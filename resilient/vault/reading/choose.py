@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from resilient.world.comms import Comms
 
 
+_LOOKS_MAX = 5
+"""How often the store is asked what there is, while a rival changes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What this life starts from.
@@ -89,19 +93,30 @@ def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds:
         IncompatibleCheckpoint: a newer format, or ``wanted`` does not fit what is stored.
         StoreError: the store failed.
     """
-    plan = agree(comms, "resume/plan", None, lambda _: _plan(store, ref), within_seconds)
-    skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
-    for folder in plan["candidates"]:
-        checkpoint = parse_checkpoint(folder)
-        assert checkpoint is not None, "the coordinator names checkpoints"  # noqa: S101
-        proved, problem = _try(store, checkpoint, wanted)
-        problem = agree(comms, f"resume/{folder}", problem, _first_problem, within_seconds)
-        if not problem:
-            return Choice(proved, tuple(skipped))
-        skipped.append(Skipped(folder, problem))
-    if plan["candidates"] or plan["lost"]:
-        raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
-    return Choice(None, tuple(skipped))
+    plan: dict[str, Any] = {}
+    skipped: list[Skipped] = []
+    problems: dict[str, str] = {}
+    for look in range(_LOOKS_MAX):
+        before, again = plan, f"/{look}" if look else ""
+        plan = agree(
+            comms, f"resume/plan{again}", None, lambda _: _plan(store, ref), within_seconds
+        )
+        if plan == before:
+            break
+        skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
+        for folder in plan["candidates"]:
+            if folder not in problems:
+                proved, problem = _try(store, folder, wanted)
+                topic = f"resume/{folder}"
+                problems[folder] = agree(comms, topic, problem, _first_problem, within_seconds)
+                if not problems[folder]:
+                    return Choice(proved, tuple(skipped))
+            skipped.append(Skipped(folder, problems[folder]))
+        if not plan["candidates"] and not plan["lost"]:
+            return Choice(None, tuple(skipped))
+        # A rival may have committed and rotated while this was looking: only what a second look
+        # does not find either is gone.
+    raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
 
 
 def _plan(store: Store, ref: str) -> dict[str, Any]:
@@ -119,10 +134,10 @@ def _plan(store: Store, ref: str) -> dict[str, Any]:
     }
 
 
-def _try(
-    store: Store, checkpoint: CheckpointId, wanted: Wanted
-) -> tuple[Proved | None, str | Failure]:
+def _try(store: Store, folder: str, wanted: Wanted) -> tuple[Proved | None, str | Failure]:
     """Return the bytes, or why this checkpoint is damaged, or the failure that is not damage."""
+    checkpoint = parse_checkpoint(folder)
+    assert checkpoint is not None, "the coordinator names checkpoints"  # noqa: S101
 
     def work() -> tuple[Proved | None, str]:
         try:

@@ -131,9 +131,12 @@ def lineage(
     Raises:
         StoreError: the store failed; nothing is concluded from silence.
     """
+    # Lives first: what a life began from is there at a later look, or what it has committed is.
+    # The other way round a rival that saves and is followed meanwhile looks like a loss.
+    numbers = list_numbers(store) if numbers is None else numbers
     folders = folders_of(store) if folders is None else folders
     whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
-    lives = _Lives(store, whole, list_numbers(store) if numbers is None else numbers)
+    lives = _Lives(store, whole, numbers)
     line, ours, skipped, lost = _descend(lives, folders)
     rest = [one for one in whole if one not in line]
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)

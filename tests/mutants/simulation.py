@@ -1,0 +1,55 @@
+"""Defects of what rivals do to each other, which the simulator found or must find."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+RIVALS = "tests/unit/vault/test_rivals.py"
+SLICE = "tests/simulation -k slice"
+
+MUTANTS = [
+    Mutant(
+        "what was rotated away between two looks counts as lost at once",
+        "resilient/vault/reading/choose.py",
+        "_LOOKS_MAX = 5",
+        "_LOOKS_MAX = 1",
+        RIVALS,
+    ),
+    Mutant(
+        "lives are listed after checkpoints",
+        "resilient/vault/registry/catalog.py",
+        "    numbers = list_numbers(store) if numbers is None else numbers\n"
+        "    folders = folders_of(store) if folders is None else folders\n",
+        "    folders = folders_of(store) if folders is None else folders\n"
+        "    numbers = list_numbers(store) if numbers is None else numbers\n",
+        RIVALS,
+    ),
+    Mutant(
+        "a life begins from what a rival has rotated away",
+        "resilient/vault/begin.py",
+        "        _require_parent(desk.store, choice)\n",
+        "",
+        RIVALS,
+    ),
+    Mutant(
+        "an older life commits, as the simulator sees it",
+        "resilient/vault/registry/commit.py",
+        "    check_fence(store, checkpoint.generation)\n",
+        "",
+        SLICE,
+    ),
+    Mutant(
+        "two lives take one number, as the simulator sees it",
+        "resilient/vault/registry/generations.py",
+        "        store.put_new(key, data)\n        return\n",
+        "        store.put(key, data)\n        return\n",
+        SLICE,
+    ),
+    Mutant(
+        "a rank stops where it is, as the simulator sees it",
+        "resilient/train/stop.py",
+        "self._agree(max((step, batch) for step, batch in turns))",
+        "self._agree(self._entered)",
+        SLICE,
+    ),
+]
