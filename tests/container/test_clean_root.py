@@ -19,7 +19,9 @@ set -eu
 root={root}
 mount -t tmpfs -o mode=755 root "$root"
 cd "$root"
-mkdir -p usr etc proc dev/shm tmp scratch app opt/venv
+# First of all: a checkout may lie below it, whose packages are borrowed.
+mkdir tmp && mount -t tmpfs -o mode=1777 tmp tmp
+mkdir -p usr etc proc dev/shm scratch app opt/venv
 for one in bin lib lib64 sbin; do ln -s "usr/$one" "$one"; done
 for one in /usr /etc {more}; do mount -o bind,ro "$one" "$root$one"; done
 mount -o bind,ro {venv} opt/venv
@@ -27,7 +29,6 @@ mount -o bind,ro {app} app
 for one in null zero urandom; do touch "dev/$one"; mount -o bind "/dev/$one" "dev/$one"; done
 mount -t proc proc proc
 mount -t tmpfs -o mode=1777 shm dev/shm
-mount -t tmpfs -o mode=1777 tmp tmp
 mount -t tmpfs -o mode=700,uid={user},gid={user} scratch scratch
 mount -o remount,ro "$root"
 exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups --no-new-privs \\
