@@ -20,6 +20,7 @@ HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
 WRAPPERS = ("no", "fp16", "bf16")
 PARTS = ("gradient_compression", "gradient_errors")
 _HOMES = "torch.distributed.algorithms.ddp_comm_hooks"
+_KEEPS = ("use_error_feedback", "warm_start")
 _OPTIONS = (
     *("matrix_approximation_rank", "start_powerSGD_iter", "min_compression_rate"),
     *("use_error_feedback", "warm_start", "orthogonalization_epsilon", "random_seed"),
@@ -46,6 +47,11 @@ class Compression:
         """Whether the hook is one of PowerSGD, which keeps a state."""
         return self.hook == "power_sgd"
 
+    @property
+    def remembers(self) -> bool:
+        """Whether earlier gradients are in what is sent of later ones."""
+        return self.is_low_rank and any(self.options.get(one, True) for one in _KEEPS)
+
 
 def check_compression(compression: Compression) -> None:
     """Refuse options that the hook does not have.
@@ -64,9 +70,8 @@ def check_compression(compression: Compression) -> None:
             f"`ddp_comm_hook`={compression.hook!r} has no options and no wrapper: leave "
             "`ddp_comm_state_option` and `ddp_comm_wrapper` out, or write power_sgd"
         )
-    keeps = ("use_error_feedback", "warm_start")
     start = compression.options.get("start_powerSGD_iter", 1000)
-    if any(compression.options.get(one, True) for one in keeps) and start < 2:  # noqa: PLR2004
+    if any(compression.options.get(one, True) for one in _KEEPS) and start < 2:  # noqa: PLR2004
         raise ConfigError(
             f"`start_powerSGD_iter`={start!r} is not accepted: torch wants at least 2 with "
             "error feedback or warm start"

@@ -23,6 +23,13 @@ MUTANTS = [
         f"{_TESTS}/test_argument_values.py",
     ),
     Mutant(
+        "PowerSGD keeps an overflow for ever",
+        f"{_HOME}/distribution.py",
+        "    if args.fp16 and compression_of(args).remembers:\n",
+        "    if args.fp16 is compression_of(args):\n",
+        "tests/unit/strategies/test_compression.py",
+    ),
+    Mutant(
         "an old name is dropped in silence",
         f"{_HOME}/old_names.py",
         "        for now, meant in written.items():\n"

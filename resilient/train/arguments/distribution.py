@@ -179,6 +179,7 @@ def check_distribution(args: TrainingArguments) -> None:
         _check_flat(args)
     recomputing(args)
     check_compression(compression_of(args))
+    _check_overflow(args)
     _check_mesh(args)
     _check_pipeline(args)
     _check_ddp(args)
@@ -208,6 +209,18 @@ def _check_flat(args: TrainingArguments) -> None:
                 f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {why}",
                 hint="leave it out, or write version=2 in fsdp_config",
             )
+
+
+def _check_overflow(args: TrainingArguments) -> None:
+    """Refuse a compression from which an overflow never goes away."""
+    if args.fp16 and compression_of(args).remembers:
+        raise ConfigError(
+            "`ddp_comm_hook`='power_sgd' with `fp16`: the gradients of a step that overflows, "
+            "which fp16 leaves out, would stay in PowerSGD's error feedback and warm start, and "
+            "no later ones would be finite",
+            hint="write bf16=True, or use_error_feedback=False and warm_start=False in "
+            "ddp_comm_state_option",
+        )
 
 
 def _check_mesh(args: TrainingArguments) -> None:

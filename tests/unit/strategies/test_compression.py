@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from resilient.errors import ConfigError
-from resilient.strategies.compression import OwnErrors, SharedPower
+from resilient.strategies.compression import Compression, OwnErrors, SharedPower, compress
 from resilient.train.arguments import TrainingArguments
 from resilient.train.arguments.distribution import compression_of
 
@@ -43,6 +44,36 @@ def test_in_other_buckets_only_the_step_and_the_random_stream_go_on():
     assert (new.p_memory_dict, new.q_memory_dict, new.error_dict) == ({}, {}, {})
 
 
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("feeds_back", [True, False])
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_an_overflow_stays_in_what_power_sgd_keeps(alone, feeds_back, is_warm):
+    options = {"use_error_feedback": feeds_back, "warm_start": is_warm, "start_powerSGD_iter": 2}
+    compression = Compression("power_sgd", options=options)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+    compress(model, compression, "one")
+    for step in range(8):
+        model.zero_grad()
+        loss = model(torch.randn(4, 16)).square().mean()
+        (loss * (float("inf") if step == 5 else 1.0)).backward()
+    # What the refusal of fp16 rests on.
+    assert model.module.weight.grad.isfinite().all() != compression.remembers
+
+
+def test_power_sgd_that_keeps_nothing_may_overflow():
+    keeps_nothing = {"use_error_feedback": False, "warm_start": False}
+    args = TrainingArguments(
+        ddp_comm_hook="power_sgd", fp16=True, ddp_comm_state_option=keeps_nothing
+    )
+    assert not compression_of(args).remembers
+
+
 def test_the_arguments_are_those_of_power_sgd():
     args = TrainingArguments(
         ddp_comm_hook="power_sgd", ddp_comm_state_option='{"start_powerSGD_iter": 10}'
@@ -64,6 +95,15 @@ def test_the_arguments_are_those_of_power_sgd():
             "at least 2",
         ),
         ({"ddp_comm_hook": "fp16", "fsdp": True}, "whole replicas"),
+        ({"ddp_comm_hook": "power_sgd", "fp16": True}, "no later ones would be finite"),
+        (
+            {
+                "ddp_comm_hook": "power_sgd",
+                "fp16": True,
+                "ddp_comm_state_option": {"warm_start": False},
+            },
+            "no later ones would be finite",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, said):
