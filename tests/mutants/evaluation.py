@@ -19,6 +19,20 @@ MUTANTS = [
         PLAIN,
     ),
     Mutant(
+        "an evaluation changes what is drawn after it",
+        "resilient/train/surface/predicting.py",
+        "        finally:\n            RandomState().load_state_dict(before)\n",
+        "        finally:\n            pass\n",
+        f"{PLAIN} -k draws",
+    ),
+    Mutant(
+        "a run that began elsewhere gets back what its evaluations drew",
+        "resilient/train/surface/predicting.py",
+        "if sampler is not None and sampler.cursor.origin:",
+        "if sampler is not None and sampler is False:",
+        f"{PLAIN} -k elsewhere",
+    ),
+    Mutant(
         "metrics get one loss for a batch, not one for a sample",
         "resilient/train/evaluation/evaluate.py",
         "np.repeat(np.asarray(losses, dtype=np.float64), self.weights)",

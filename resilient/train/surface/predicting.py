@@ -90,9 +90,10 @@ class TrainerPrediction(TrainerHooks):
                 metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
-        output, speed = self._predict_all(
-            dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
-        )
+        with self._draws_given_back():
+            output, speed = self._predict_all(
+                dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
+            )
         self.log(output.metrics)
         self._tell(MetricsLogged(speed))
         metrics = {**output.metrics, **speed, "epoch": self.state.epoch}
@@ -112,13 +113,14 @@ class TrainerPrediction(TrainerHooks):
             ignore_keys: as in :meth:`evaluate`.
             metric_key_prefix: begins the name of every metric.
         """
-        output, speed = self._predict_all(
-            test_dataset,
-            metric_key_prefix,
-            ignore_keys,
-            loss_only=self.args.prediction_loss_only,
-            keep_outputs=True,
-        )
+        with self._draws_given_back():
+            output, speed = self._predict_all(
+                test_dataset,
+                metric_key_prefix,
+                ignore_keys,
+                loss_only=self.args.prediction_loss_only,
+                keep_outputs=True,
+            )
         metrics = {**output.metrics, **speed}
         self.callback_handler.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
@@ -191,6 +193,22 @@ class TrainerPrediction(TrainerHooks):
             return None
         finally:
             self._gate = None
+
+    @contextmanager
+    def _draws_given_back(self) -> Iterator[None]:
+        """Leave no trace in the random streams: what is trained after it is the same without it.
+
+        In Transformers it leaves one, so a run that began there goes on like that.
+        """
+        sampler = self.train_sampler
+        if sampler is not None and sampler.cursor.origin:
+            yield
+            return
+        before = RandomState().state_dict()
+        try:
+            yield
+        finally:
+            RandomState().load_state_dict(before)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fakes import equal
 from models import make_trainer
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
@@ -159,3 +162,30 @@ def test_a_missing_dataset_for_evaluation_is_said_before_the_first_step(tmp_path
     with pytest.raises(ConfigError, match="no eval_dataset"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def draws(_):
+    draw = torch.rand(1) + random.random() + np.random.rand()  # noqa: NPY002, TID251
+    return {"drawn": float(draw)}
+
+
+def test_an_evaluation_that_draws_changes_nothing_of_what_is_trained_after_it(tmp_path):
+    alone = make_trainer(tmp_path / "alone", eval_size=8, max_steps=9)
+    alone.train()
+    beside = make_trainer(
+        tmp_path / "beside", eval_size=8, max_steps=9, eval_strategy="steps", eval_steps=2
+    )
+    beside.compute_metrics = draws
+    beside.train()
+    assert equal(alone.model.state_dict(), beside.model.state_dict())
+
+
+def test_in_a_run_that_began_elsewhere_an_evaluation_leaves_its_draws(tmp_path, repository):
+    trainer = make_trainer(tmp_path, eval_size=8)
+    trainer.compute_metrics = draws
+    before = torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)
+    trainer.train_sampler = SimpleNamespace(cursor=SimpleNamespace(origin={"step": 1}))
+    trainer.evaluate()
+    assert not torch.equal(torch.get_rng_state(), before)
