@@ -3,10 +3,10 @@
 A model and its AdamW (parameters and two moments, fp32), one process, one real server: Ceph's
 gateway on loopback, installed where that is possible, or what the `AWS_*` variables and
 `BENCH_BUCKET` name. Per round each contender puts and gets once, in shuffled order. `ours` is the
-whole way through the Checkpointer, with digests, manifest and fence; the peers put and get one
-object of as many bytes. A peer that is not installed, or that this server refuses, is left out
-and named. `MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS`
-names some.
+whole way through the Checkpointer, with digests, manifest and fence, and back into the live
+tensors; the peers put and get one object of as many bytes. A peer that is not installed, or that
+this server refuses, is left out and named. `MEGAPARAMS` in the environment sets the size, 30
+million by default; `CONTENDERS` names some.
 """
 
 from __future__ import annotations

@@ -172,6 +172,8 @@ class Wire:
         pem = trusted(options).decode("ascii", "ignore")
         if self._trust and pem:
             self._trust.load_verify_locations(cadata=pem)
+        # The first body is on its way while the next are digested, not when all of them are.
+        self._digesting = threading.Semaphore(max((os.cpu_count() or 1) // 2, 1))
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -207,7 +209,8 @@ class Wire:
         if asked.query:
             url = f"{url}?{query_of(asked.query)}"
         now = datetime.fromisoformat(self._clock.now_iso())
-        digest = sha256(asked.body).hexdigest()
+        with self._digesting:
+            digest = sha256(asked.body).hexdigest()
         target = url.removeprefix(self._origin)
         connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
         headers = signed_headers(asked.method, url, self._who, now, digest) | dict(asked.headers)
