@@ -21,8 +21,8 @@ MUTANTS = [
     Mutant(
         "an evaluation changes what is drawn after it",
         "resilient/train/surface/predicting.py",
-        "        finally:\n            RandomState().load_state_dict(before)\n",
-        "        finally:\n            pass\n",
+        "    finally:\n        RandomState().load_state_dict(before)\n",
+        "    finally:\n        pass\n",
         f"{PLAIN} -k draws",
     ),
     Mutant(

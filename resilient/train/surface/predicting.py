@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from resilient.events import Emitter, Event
     from resilient.train.callbacks.callback import CallbackHandler
+    from resilient.train.data.sampling import ResumableSampler
     from resilient.train.evaluation.evaluate import Share
     from resilient.train.measures.memory import MemoryMeter
     from resilient.train.state import TrainerControl, TrainerState
@@ -90,7 +91,7 @@ class TrainerPrediction(TrainerHooks):
                 metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
-        with self._draws_given_back():
+        with draws_given_back(self.train_sampler):
             output, speed = self._predict_all(
                 dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
             )
@@ -113,7 +114,7 @@ class TrainerPrediction(TrainerHooks):
             ignore_keys: as in :meth:`evaluate`.
             metric_key_prefix: begins the name of every metric.
         """
-        with self._draws_given_back():
+        with draws_given_back(self.train_sampler):
             output, speed = self._predict_all(
                 test_dataset,
                 metric_key_prefix,
@@ -193,22 +194,6 @@ class TrainerPrediction(TrainerHooks):
             return None
         finally:
             self._gate = None
-
-    @contextmanager
-    def _draws_given_back(self) -> Iterator[None]:
-        """Leave no trace in the random streams: what is trained after it is the same without it.
-
-        In Transformers it leaves one, so a run that began there goes on like that.
-        """
-        sampler = self.train_sampler
-        if sampler is not None and sampler.cursor.origin:
-            yield
-            return
-        before = RandomState().state_dict()
-        try:
-            yield
-        finally:
-            RandomState().load_state_dict(before)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -292,6 +277,25 @@ class TrainerPrediction(TrainerHooks):
 
     def _timing(self, phase: str, at_least_seconds: float = 0.0) -> AbstractContextManager[None]:
         return timing(phase, self.session.clock, self._tell, at_least_seconds)
+
+
+@contextmanager
+def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
+    """Leave no trace in the random streams: what is trained after it is the same without it.
+
+    In Transformers it leaves one, so a run that began there goes on like that.
+
+    Args:
+        sampler: knows where the run began, if one trains.
+    """
+    if sampler is not None and sampler.cursor.origin:
+        yield
+        return
+    before = RandomState().state_dict()
+    try:
+        yield
+    finally:
+        RandomState().load_state_dict(before)
 
 
 def speeds(
