@@ -22,7 +22,9 @@ from resilient_cli.render import Format, Output, show_error
 from resilient_cli.tree import COMMANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from resilient_cli.tree import LazyCommand
 
 EXIT_INTERRUPTED = 130
 PROGRAM = "resilient"
@@ -45,17 +47,24 @@ _PARSER_ERROR: type[Exception] = next(
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are place holders until one of them is called."""
+    """A group whose commands are place holders until one of them is called.
+
+    Attributes:
+        table: its commands by name.
+    """
+
+    table: Mapping[str, LazyCommand]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Put the real command in the place holder's place."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name else None, rest
+        return name, load(name, self.table[name]) if name else None, rest
 
 
-def load(name: str) -> Any:
-    """Import a command of the table and return it with the global options added."""
-    lazy = COMMANDS[name]
+def load(name: str, lazy: LazyCommand) -> Any:
+    """Import a command of a table and return it with the global options added."""
+    if lazy.commands:
+        return _group(name, lazy.help, lazy.commands)
     found = getattr(import_module(lazy.module), lazy.attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -68,21 +77,29 @@ def load(name: str) -> Any:
 
 def build() -> Any:
     """Return the whole command, its parts not loaded yet."""
+    if COMPLETE_VARIABLE in os.environ:
+        completion_init()
+    settings = {"help_option_names": ["-h", "--help"]}
+    return _group(PROGRAM, _HELP, COMMANDS, add_completion=True, context_settings=settings)
+
+
+def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: Any) -> Any:
+    """Return a group of place holders."""
     app = typer.Typer(
-        name=PROGRAM,
+        name=name,
         cls=LazyGroup,
-        help=_HELP,
+        help=said,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        **{"add_completion": False, **settings},
     )
-    if COMPLETE_VARIABLE in os.environ:
-        completion_init()
     app.callback()(_nothing)
-    for name, lazy in COMMANDS.items():
-        app.command(name, help=lazy.help)(_nothing)
-    return _accept_global_options(typer.main.get_command(app))
+    for one, lazy in table.items():
+        app.command(one, help=lazy.help)(_nothing)
+    group = typer.main.get_command(app)
+    group.table = table  # type: ignore[attr-defined]
+    return _accept_global_options(group)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

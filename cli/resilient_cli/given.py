@@ -11,8 +11,11 @@ def given_to_train(words: tuple[str, ...]) -> dict[str, Any]:
     What the parser does not know is left to the command itself, which ends by it.
     """
     from resilient_cli.app import load
+    from resilient_cli.tree import COMMANDS
 
-    context = load("train").make_context("train", list(words), resilient_parsing=True)
+    context = load("train", COMMANDS["train"]).make_context(
+        "train", list(words), resilient_parsing=True
+    )
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return {
         name: context.params[name]

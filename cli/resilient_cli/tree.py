@@ -11,18 +11,81 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives, and what ``--help`` says of it without importing it."""
+    """Where a command lives, and what ``--help`` says of it without importing it.
+
+    Attributes:
+        module: empty for a group that is nothing but its commands.
+        attribute: a function, or a group of Typer.
+        help: a line.
+        context_settings: of the parser.
+        foreign: options that users of torchrun try, and what to do instead.
+        commands: of a group, each imported when it is called.
+    """
 
     module: str
     attribute: str
     help: str
     context_settings: Mapping[str, Any] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
-    """Options that users of torchrun try, and what to do instead."""
+    commands: Mapping[str, LazyCommand] = field(default_factory=dict)
 
 
 _LOGS = "resilient train ... 2>&1 | tee train.log (--events FOLDER keeps events of all ranks)"
 _LEAVE_OUT = "resilient train --help (leave the option out)"
+
+
+_CKPT = {
+    "ls": LazyCommand(
+        "resilient_cli.commands.listing", "ls", "List checkpoints and the lives that wrote them."
+    ),
+    "inspect": LazyCommand(
+        "resilient_cli.commands.inspecting",
+        "inspect",
+        "Show what a checkpoint of any tool says of itself.",
+    ),
+    "verify": LazyCommand(
+        "resilient_cli.commands.verifying", "verify", "Hold checkpoints against what was committed."
+    ),
+    "repair": LazyCommand(
+        "resilient_cli.commands.repairing",
+        "repair",
+        "Make damaged files whole, from parity or elsewhere.",
+    ),
+    "diff": LazyCommand(
+        "resilient_cli.commands.comparing", "diff", "Say what is different in two checkpoints."
+    ),
+    "cat": LazyCommand(
+        "resilient_cli.commands.catting", "cat", "Show one tensor, one value or one file."
+    ),
+    "rollback": LazyCommand(
+        "resilient_cli.commands.travelling",
+        "rollback",
+        "Let training go on from an older checkpoint.",
+    ),
+    "undo": LazyCommand(
+        "resilient_cli.commands.travelling", "undo", "Take the newest rollback back."
+    ),
+    "reflog": LazyCommand(
+        "resilient_cli.commands.travelling",
+        "reflog",
+        "List the lives of the run, and why each began.",
+    ),
+    "tag": LazyCommand("resilient_cli.commands.keeping", "tag", "Give a checkpoint a name."),
+    "untag": LazyCommand("resilient_cli.commands.keeping", "untag", "Take a name away."),
+    "prune": LazyCommand("resilient_cli.commands.keeping", "prune", "Delete what no policy keeps."),
+    "sign": LazyCommand("resilient_cli.commands.signing", "sign", "Sign a checkpoint."),
+    "export": LazyCommand(
+        "resilient_cli.commands.exchanging", "export", "Write a checkpoint for Transformers."
+    ),
+    "import": LazyCommand(
+        "resilient_cli.commands.exchanging", "import_", "Take over a checkpoint of Transformers."
+    ),
+    "scan": LazyCommand(
+        "resilient_cli.commands.scanning",
+        "scan_",
+        "Look for what could harm whoever loads a checkpoint.",
+    ),
+}
 
 COMMANDS = {
     "train": LazyCommand(
@@ -45,9 +108,10 @@ COMMANDS = {
         },
     ),
     "ckpt": LazyCommand(
-        "resilient_cli.commands.ckpt",
-        "app",
+        "",
+        "",
         "List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export.",
+        commands=_CKPT,
     ),
     "audit": LazyCommand(
         "resilient_cli.commands.audit",

@@ -1,4 +1,4 @@
-"""``resilient ckpt``: what a repository holds, and whether it is whole; what it shall keep."""
+"""``resilient ckpt verify``: whether checkpoints are whole."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.clock import SystemClock
 from resilient.errors import (
     IncompatibleCheckpoint,
     NoIntactCheckpoint,
     NothingToResume,
     UsageError,
 )
-from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.vault.health.records import verify_records
-from resilient.vault.registry.catalog import lineage, read_manifest
-from resilient.vault.registry.generations import read_generations
+from resilient.vault.registry.catalog import lineage
 from resilient.vault.registry.references import resolve
-from resilient_cli.commands.catting import cat
-from resilient_cli.commands.comparing import diff
-from resilient_cli.commands.exchanging import export, import_
-from resilient_cli.commands.keeping import prune, tag, untag
-from resilient_cli.commands.repairing import repair
-from resilient_cli.commands.scanning import scan_
-from resilient_cli.commands.signing import sign
-from resilient_cli.commands.travelling import reflog, rollback, undo
-from resilient_cli.foreign import is_foreign, look, look_if_known
-from resilient_cli.listed import ListedStore
+from resilient_cli.foreign import look_if_known
 from resilient_cli.places import (
     Place,
     Ref,
@@ -39,10 +27,8 @@ from resilient_cli.places import (
     signing_of,
 )
 from resilient_cli.render import show
-from resilient_cli.survey import Level, Survey, first_intact, survey, tags_of
-from resilient_cli.views.foreign import looked_at, proved
-from resilient_cli.views.inspection import inspection
-from resilient_cli.views.listing import Listing, listing
+from resilient_cli.survey import Level, Survey, first_intact, survey
+from resilient_cli.views.foreign import proved
 from resilient_cli.views.verification import verification
 
 if TYPE_CHECKING:
@@ -52,72 +38,8 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 DAMAGE_FOUND = 1
-NOT_RESUMABLE = 1
-
-app = typer.Typer(
-    help="List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export.",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
 
-@app.callback()
-def _ckpt() -> None:
-    """List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export."""
-
-
-@app.command()
-def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
-    """List checkpoints, newest first, and the lives of the run that wrote them.
-
-    STATE is ok when every file is present with its full size, DAMAGED when not, and abandoned
-    when a later life began from an older checkpoint. `ckpt verify` reads the content too.
-
-    Example: resilient ckpt ls s3://bucket/run
-    """
-    store = open_repository(place, repo)
-    found = committed_of(store)
-    listed = ListedStore(store, CHECKPOINTS, GENERATIONS, TAGS)
-    surveys = survey(listed, found, Level.QUICK)
-    everything = Listing(
-        store.url, surveys, lineage(listed), read_generations(listed), tags_of(listed)
-    )
-    show(listing(everything, SystemClock().now_iso()), output_of(ctx))
-
-
-@app.command()
-def inspect(
-    ctx: typer.Context,
-    ref: Ref = None,
-    place: Place = None,
-    repo: Repo = None,
-    *,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Show each tensor.")] = False,
-) -> int:
-    """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
-
-    A lone path or URL may also be a checkpoint of another tool: Transformers' Trainer, a
-    distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. It is read
-    without torch and without unpickling, headers alone, and the answer ends with whether training
-    can go on from it. Exit code 0: it can, maybe with a loss that is named. 1: it cannot.
-
-    Example: resilient ckpt inspect latest runs/gpt2 --tensors
-    """
-    ref, place = ref_and_place(ref, place, repo)
-    url = place or repo
-    if ref is None and url and is_foreign(url) and (looked := look(url)):
-        show(looked_at(looked, with_tensors=tensors), output_of(ctx))
-        return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
-    store = open_repository(place, repo)
-    manifest = read_manifest(store, resolve(store, ref or "latest"))
-    answer = inspection(manifest, SystemClock().now_iso(), with_tensors=tensors)
-    show(answer, output_of(ctx))
-    return 0
-
-
-@app.command()
 def verify(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Ref = None,
@@ -188,9 +110,3 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
         f"no checkpoint in `{store.url}` is left that training could resume from",
         hint=f"bring back `{store.url}` from a copy, or begin in a new place",
     )
-
-
-for _command in (repair, diff, cat, rollback, undo, reflog, tag, untag, prune, sign, export):
-    app.command()(_command)
-app.command("import")(import_)
-app.command("scan")(scan_)
