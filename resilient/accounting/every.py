@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from resilient.errors import ConfigError
 
@@ -36,6 +37,8 @@ class Every:
         return self.says_saves and not self.steps and not self.seconds
 
 
+# Training asks at each step.
+@lru_cache
 def parse_every(text: str, where: str) -> Every:
     """Return what ``text`` says: ``500steps``, ``30s``, ``5m``, ``1h`` or ``auto``.
 

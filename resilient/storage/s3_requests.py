@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from resilient.errors import StoreError, StoreUnavailable
-from resilient.storage.fs_errors import kind_of_answer, kind_of_foreign
-from resilient.storage.s3_wire import WIRE_ERRORS, Asked
+from resilient.storage.fs_errors import kind_of_answer
+from resilient.storage.s3_wire import WIRE_ERRORS, Asked, field_of, kind_of_silence
 from resilient.storage.uploads import Upload, cannot_clean
 
 if TYPE_CHECKING:
@@ -65,12 +65,10 @@ class SignedUploads:
             with self._wire.ask(asked) as answer:
                 text = answer.text()
         except WIRE_ERRORS as error:
-            found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
-            kind = StoreUnavailable if found is StoreError else found
-            raise self._failed(kind, str(error)) from error
+            raise self._failed(kind_of_silence(error), str(error)) from error
         is_gone = asked.method == "DELETE" and answer.status == _MISSING
         if not (answer.is_good or is_gone):
-            code = text.decode("utf-8", "replace").partition("<Code>")[2].partition("</Code>")[0]
+            code = field_of("Code", text.decode("utf-8", "replace"))
             raise self._failed(kind_of_answer(code, answer.status), f"{answer.status} {code}")
         return text
 

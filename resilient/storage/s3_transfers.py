@@ -7,15 +7,14 @@ memory that asked, and is filled from it.
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape, unescape
+from xml.sax.saxutils import escape
 
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
-from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer, kind_of_foreign
+from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
 from resilient.storage.pool import each
-from resilient.storage.s3_wire import PIECE_BYTES, WIRE_ERRORS, Asked
+from resilient.storage.s3_wire import PIECE_BYTES, WIRE_ERRORS, Asked, field_of, kind_of_silence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 _PARTIAL, _NOT_FOUND, _NOT_SATISFIABLE = 206, 404, 416
 _REDIRECTED = range(300, 400)
 _WHOLE = "CompleteMultipartUploadResult"
-_FIELD = "<{0}>([^<]*)</{0}>"
 
 
 class Redirected(Exception):
@@ -55,6 +53,9 @@ class Transfers:
             start: offset in bytes.
             room: not empty.
             arrived: told of each piece.
+
+        Returns:
+            How many bytes came; fewer than there is room for only at the object's end.
 
         Raises:
             KeyNotFound: no such object.
@@ -93,7 +94,7 @@ class Transfers:
             self._ask("put", key, Asked("PUT", self._prefix + key, body=view))
             return
         begun, _ = self._ask("put", key, Asked("POST", self._prefix + key, {"uploads": ""}))
-        number = _found("UploadId", begun)
+        number = field_of("UploadId", begun)
         if not number:
             raise self._unsaid("put", key, "UploadId", begun)
         try:
@@ -136,10 +137,8 @@ class Transfers:
             with self._wire.ask(asked) as answer:
                 yield answer
         except WIRE_ERRORS as error:
-            found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
-            # Whatever else a socket says: nobody answered.
-            kind = StoreUnavailable if found is StoreError else found
-            raise self._failed(verb, key, kind, str(error) or type(error).__name__) from error
+            reason = str(error) or type(error).__name__
+            raise self._failed(verb, key, kind_of_silence(error), reason) from error
 
     def _require(self, answer: Answer, verb: str, key: str) -> None:
         if answer.is_good:
@@ -147,15 +146,15 @@ class Transfers:
         text = answer.text().decode("utf-8", "replace")
         if answer.status in _REDIRECTED:
             raise Redirected
-        code = _found("Code", text)
+        code = field_of("Code", text)
         if answer.status == _NOT_FOUND and verb == "get" and code != "NoSuchBucket":
             raise KeyNotFound(f"cannot get `{key}`: not in {self._url}", key=key)
-        said = f"{answer.status} {code}: {_found('Message', text)}".rstrip(": ")
+        said = f"{answer.status} {code}: {field_of('Message', text)}".rstrip(": ")
         raise self._failed(verb, key, kind_of_answer(code, answer.status), said)
 
     def _unsaid(self, verb: str, key: str, name: str, text: str) -> StoreError:
         """Return what to raise for a good status without what comes with it."""
-        code = _found("Code", text)
+        code = field_of("Code", text)
         kind = kind_of_answer(code, 0) if code else StoreUnavailable
         # Of what went wrong inside the server it says no more than that; once more is the cure.
         kind = StoreUnavailable if code == "InternalError" else kind
@@ -186,9 +185,3 @@ def _received(answer: Answer, room: Room, arrived: Arrived) -> int:
     if came > told:
         arrived(told, came)
     return came
-
-
-def _found(name: str, text: str) -> str:
-    """Return a field of an answer, which is small and flat; empty if it has none."""
-    found = re.search(_FIELD.format(name), text)
-    return unescape(found[1], {"&quot;": '"'}) if found else ""

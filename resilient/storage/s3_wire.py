@@ -7,6 +7,7 @@ for who asked. A connection that was used well is used again, by whoever asks ne
 from __future__ import annotations
 
 import os
+import re
 import select
 import ssl
 import threading
@@ -19,7 +20,10 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
+from xml.sax.saxutils import unescape
 
+from resilient.errors import StoreError, StoreUnavailable
+from resilient.storage.fs_errors import kind_of_foreign
 from resilient.storage.s3_options import trusted
 from resilient.storage.s3_sign import known_credentials, query_of, signed_headers
 
@@ -264,6 +268,18 @@ def wire_of(bucket: str, options: S3Options, clock: Clock) -> Wire | None:
     if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ALONE)):
         return None
     return Wire(bucket, options, who, clock)
+
+
+def kind_of_silence(error: Exception) -> type[StoreError]:
+    """Return the class of error that one of ``WIRE_ERRORS`` is: mostly, nobody answered."""
+    found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
+    return StoreUnavailable if found is StoreError else found
+
+
+def field_of(name: str, text: str) -> str:
+    """Return a field of an answer, which is small and flat; empty if it has none."""
+    found = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return unescape(found[1], {"&quot;": '"'}) if found else ""
 
 
 def endpoint_of(options: S3Options, region: str) -> str:

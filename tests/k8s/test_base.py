@@ -158,10 +158,11 @@ def test_every_variable_in_the_arguments_is_given(base, container):
 
 def test_the_options_are_those_of_train(base, container):
     from resilient_cli.app import load
+    from resilient_cli.tree import COMMANDS
 
     env = {**base["ConfigMap"]["data"], "RENDEZVOUS": "a-0.a:29400", "JOB_UID": "7"}
     words = [re.sub(r"\$\((\w+)\)", lambda one: env[one[1]], word) for word in container["args"]]
-    context = load("train").make_context("train", words)
+    context = load("train", COMMANDS["train"]).make_context("train", words)
     assert context.params["script"] == env["SCRIPT"]
     assert context.params["grace"] == float(env["GRACE_SECONDS"])
 

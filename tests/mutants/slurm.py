@@ -26,8 +26,8 @@ MUTANTS = [
     Mutant(
         "the values of secrets stand in the script",
         JOB,
-        "if has_value and (_SECRET.search(name) or _USER_INFO.search(value)):",
-        "if has_value and _USER_INFO.search(value):",
+        "if has_value and is_secret(name, value):",
+        "if has_value and names_user(value):",
         f"{TESTS} -k refused_and_located",
     ),
     Mutant(

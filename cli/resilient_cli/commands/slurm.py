@@ -238,15 +238,9 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
         ConfigError: a save does not fit into it, or it does not fit into a preemption's notice.
     """
     took = budget.read_events(events) if events else budget.Took()
-    save, tail = budget.p95(took.saves), budget.p95(took.promotions) or 0.0
-    if events and save is None:
+    if events and not took.saves:
         raise ConfigError(f"--events {events}: no save is told of there")
-    needed = 0.0 if save is None else math.ceil(save + tail + budget.MARGIN_SECONDS)
-    grace = max(_DEFAULT_GRACE_SECONDS, needed) if given is None else given
-    source = f"p95 of {len(took.saves)} saves"
+    grace = max(_DEFAULT_GRACE_SECONDS, budget.needed_grace(took)) if given is None else given
     # The batch script leaves more than --grace before the end of the time, by construction.
-    terms = budget.Budget(save, tail, grace, notice, None, source)
-    for check in budget.judge(terms):
-        if not check.is_ok:
-            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
+    budget.require(budget.budget_of(took, grace, notice, None))
     return grace

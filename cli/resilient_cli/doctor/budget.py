@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
 from resilient_cli.doctor.check import Check
 
 if TYPE_CHECKING:
@@ -51,6 +52,38 @@ class Took:
 
     saves: list[float] = field(default_factory=list)
     promotions: list[float] = field(default_factory=list)
+
+
+def budget_of(
+    took: Took,
+    grace_seconds: float,
+    termination_seconds: float | None,
+    notice_seconds: float | None,
+) -> Budget:
+    """Return the terms with what saves and promotions took at most in 95 of 100 cases."""
+    save, tail = p95(took.saves), p95(took.promotions) or 0.0
+    source = f"p95 of {len(took.saves)} saves"
+    return Budget(save, tail, grace_seconds, termination_seconds, notice_seconds, source)
+
+
+def needed_grace(took: Took) -> float:
+    """Return the least ``--grace`` that a save and its promotion fit into, in whole seconds.
+
+    0 if no save is known.
+    """
+    save, tail = p95(took.saves), p95(took.promotions) or 0.0
+    return 0.0 if save is None else math.ceil(save + tail + MARGIN_SECONDS)
+
+
+def require(budget: Budget) -> None:
+    """Refuse a budget that does not hold.
+
+    Raises:
+        ConfigError: the first comparison that fails, with its numbers.
+    """
+    for check in judge(budget):
+        if not check.is_ok:
+            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
 
 
 def judge(budget: Budget) -> list[Check]:

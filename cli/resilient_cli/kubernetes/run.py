@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient_cli.doctor import budget
+from resilient_cli.launching import MEETING, is_secret, is_variable, names_user, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,9 +40,6 @@ _NOTICE = {Spot.AWS: "aws", Spot.GKE: "gke", Spot.AKS: "azure"}
 # Names of pods end in a number, and a Job of another flavor adds the name of its part.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
-_USER_INFO = re.compile(r"://[^/\s@]+@")
 TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
 """Variables whose values only the pod knows."""
 _PODS = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
@@ -53,13 +51,7 @@ _QUANTITIES = {
 }
 _MEETING = "the manifests say where pods meet; give `k8s --pods MIN:MAX`"
 _OURS = {
-    **dict.fromkeys(
-        (
-            *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
-            *("node_rank", "master_addr", "master_port", "local_addr"),
-        ),
-        _MEETING,
-    ),
+    **dict.fromkeys(MEETING, _MEETING),
     "metrics_port": "the probe of the pods asks port 9464",
     "metrics_host": "the probe of the pods asks from outside",
     "storage_options": "everybody who sees the Job would have them; give --secret",
@@ -192,11 +184,11 @@ def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
     for text in given:
         name, has_value, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name) or not has_value:
+        if not is_variable(name) or not has_value:
             raise ConfigError(f"--env {name!r} is not NAME=VALUE")
         if name in found or name in TOLD:
             raise ConfigError(f"--env {name} stands twice, or is told by Kubernetes")
-        if _SECRET.search(name) or _USER_INFO.search(value):
+        if is_secret(name, value):
             raise ConfigError(
                 f"--env {name}: everybody who sees the Job would have its value",
                 hint=f"kubectl create secret generic NAME --from-literal={name}=...; --secret NAME",
@@ -215,11 +207,9 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
     Raises:
         ConfigError: with the option, and what to do instead.
     """
-    for name in sorted(given):
-        if name in _OURS:
-            raise ConfigError(f"train --{name.replace('_', '-')}: {_OURS[name]}")
+    refuse_given(set(given), _OURS)
     for word in command:
-        if _USER_INFO.search(word):
+        if names_user(word):
             raise ConfigError(
                 "a URL of the command has a user or a password in it, and the Job would show it",
                 hint="take them out, and give RESILIENT_STORAGE_OPTIONS by --secret",
@@ -238,16 +228,11 @@ def fit_times(given: float | None, took: budget.Took, spot: Spot, deadline_secon
     Raises:
         ConfigError: a save does not fit, with the numbers.
     """
-    save, tail = budget.p95(took.saves), budget.p95(took.promotions) or 0.0
     notice = budget.NOTICE_SECONDS[_NOTICE[spot]] if spot in _NOTICE else None
-    needed = 0.0 if save is None else math.ceil(save + tail + budget.MARGIN_SECONDS)
     room = _GRACE_SECONDS if notice is None else min(_GRACE_SECONDS, notice - budget.MARGIN_SECONDS)
-    grace = max(room, needed) if given is None else given
+    grace = max(room, budget.needed_grace(took)) if given is None else given
     termination = math.ceil(grace + budget.MARGIN_SECONDS)
-    terms = (save, tail, grace, float(termination), notice, f"p95 of {len(took.saves)} saves")
-    for check in budget.judge(budget.Budget(*terms)):
-        if not check.is_ok:
-            raise ConfigError(f"{check.name}: {check.found}", hint=check.hint)
+    budget.require(budget.budget_of(took, grace, float(termination), notice))
     return Times(grace, termination, deadline_seconds)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
+from resilient_cli.launching import MEETING, is_secret, is_variable, names_user, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +33,6 @@ _WORDS = {
 }
 _NODES = re.compile(r"([1-9][0-9]*)(?:[-:]([1-9][0-9]*))?")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
-_USER_INFO = re.compile(r"://[^/\s@]+@")
 _SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 EARLY_SECONDS = 60
 """SLURM may send the signal before the end of the time this much earlier than asked."""
@@ -162,11 +160,11 @@ def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], .
     found: dict[str, str | None] = {}
     for text in given:
         name, has_value, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name):
+        if not is_variable(name):
             raise ConfigError(f"--env {name!r} is no name of a variable", hint="--env NAME=VALUE")
         if name in found:
             raise ConfigError(f"--env {name} stands twice")
-        if has_value and (_SECRET.search(name) or _USER_INFO.search(value)):
+        if has_value and is_secret(name, value):
             raise ConfigError(
                 f"--env {name}: its value would be in the script and in SLURM's records",
                 hint=f"export {name} where you call sbatch, and give --env {name}",
@@ -188,11 +186,9 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
     Raises:
         ConfigError: with the option, and what to do instead.
     """
-    for name, hint in _OURS.items():
-        if name in given:
-            raise ConfigError(f"train --{name.replace('_', '-')}: {hint}")
+    refuse_given(given, _OURS)
     for word in command:
-        if _USER_INFO.search(word):
+        if names_user(word):
             raise ConfigError(
                 "a URL of the command has a user or a password in it, and the script would have it",
                 hint="take them out and export RESILIENT_STORAGE_OPTIONS where you call sbatch",
@@ -211,13 +207,7 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
 
 _MEETING = "the batch script says where nodes meet; give `slurm --nodes MIN-MAX`"
 _OURS = {
-    **dict.fromkeys(
-        (
-            *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
-            *("node_rank", "master_addr", "master_port", "local_addr"),
-        ),
-        _MEETING,
-    ),
+    **dict.fromkeys(MEETING, _MEETING),
     "storage_options": "the script would have them; export RESILIENT_STORAGE_OPTIONS instead",
     "dry_run": "give it to `slurm submit`",
 }

@@ -166,10 +166,11 @@ def trained(folder, repository, *, dies=None, **options):
 
 @pytest.mark.parametrize("dies", [None, 9, 17])
 def test_what_is_saved_when_changes_no_bit_of_training(tmp_path, repository, often, dies):
-    fixed, _ = trained(tmp_path / "fixed", repository)
+    # Its end alone: measured intervals may come to any other steps.
+    fixed, at_end = trained(tmp_path / "fixed", repository, save_steps=22)
+    assert at_end == [22]
     repository.checkpoints.clear()
     chosen, saved = trained(tmp_path / "auto", repository, save_every="auto", dies=dies)
-    assert saved != [4, 8, 12, 16, 20, 22]
     assert len(saved) > 2, "the test needs a run that saves"
     assert fixed.keys() == chosen.keys()
     assert not [name for name in fixed if not equal(fixed[name], chosen[name])]
