@@ -153,7 +153,7 @@ def trained(folder, repository, *, dies=None, **options):
     """Return all that the last checkpoint of a run holds, and which steps were saved."""
     options = {
         "max_steps": 22,
-        "save_steps": 4,
+        "save_steps": 21,
         "eval_strategy": "steps",
         "eval_steps": 5,
     } | options
@@ -166,9 +166,9 @@ def trained(folder, repository, *, dies=None, **options):
 
 @pytest.mark.parametrize("dies", [None, 9, 17])
 def test_what_is_saved_when_changes_no_bit_of_training(tmp_path, repository, often, dies):
-    # Its end alone: measured intervals may come to any other steps.
-    fixed, at_end = trained(tmp_path / "fixed", repository, save_steps=22)
-    assert at_end == [22]
+    fixed, at_end = trained(tmp_path / "fixed", repository)
+    # Measured intervals may come to any steps, but these are too few to be come to by chance.
+    assert at_end == [21, 22]
     repository.checkpoints.clear()
     chosen, saved = trained(tmp_path / "auto", repository, save_every="auto", dies=dies)
     assert len(saved) > 2, "the test needs a run that saves"
