@@ -182,6 +182,13 @@ MUTANTS = [
         HISTORY,
     ),
     Mutant(
+        "a script that fails everywhere is held against each host",
+        "resilient/agent/verdict/decide.py",
+        "        or _of_crash_loop(outcome, budget)\n        or _of_worn_host(outcome, budget)\n",
+        "        or _of_worn_host(outcome, budget)\n        or _of_crash_loop(outcome, budget)\n",
+        HISTORY,
+    ),
+    Mutant(
         "a recovery with progress waits",
         "resilient/agent/verdict/decide.py",
         "    repeats = budget.no_progress_lives - 1\n",

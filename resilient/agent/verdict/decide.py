@@ -217,10 +217,17 @@ def _after_failure(outcome: Outcome, budget: Budget) -> Action:
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
-    return _of_host(outcome, budget) or _of_budget(outcome, budget, code)
+    return (
+        _of_broken_host(outcome)
+        # Before it is held against this host: a script that fails everywhere fails here first too,
+        # and a run that nobody brings further is not helped by whoever is left.
+        or _of_crash_loop(outcome, budget)
+        or _of_worn_host(outcome, budget)
+        or _of_budget(outcome, budget, code)
+    )
 
 
-def _of_host(outcome: Outcome, budget: Budget) -> Action | None:
+def _of_broken_host(outcome: Outcome) -> Action | None:
     """Return what follows when it is this host that is to blame, None when it is not."""
     if outcome.is_echo:
         return None
@@ -230,6 +237,13 @@ def _of_host(outcome: Outcome, budget: Budget) -> Action | None:
         return LeaveHost(
             _CODE_HOST_UNHEALTHY, "a worker of this host cannot even be killed: start elsewhere"
         )
+    return None
+
+
+def _of_worn_host(outcome: Outcome, budget: Budget) -> Action | None:
+    """Return what follows when this host failed too often, None when it did not."""
+    if outcome.is_echo:
+        return None
     is_worn = 0 < budget.host_failures_max <= budget.host_failures
     if is_worn and budget.may_leave:
         return LeaveHost(
@@ -240,14 +254,18 @@ def _of_host(outcome: Outcome, budget: Budget) -> Action | None:
     return None
 
 
+def _of_crash_loop(outcome: Outcome, budget: Budget) -> Action | None:
+    if budget.no_progress_lives < budget.no_progress_lives_max:
+        return None
+    return GiveUp(
+        CrashLoop.exit_code,
+        f"crash loop: {budget.no_progress_lives} lives in a row failed without a new "
+        f"checkpoint, the last with {name_of(outcome.status)}; the traceback of the rank "
+        "that failed first says where to look",
+    )
+
+
 def _of_budget(outcome: Outcome, budget: Budget, code: int) -> Action:
-    if budget.no_progress_lives >= budget.no_progress_lives_max:
-        return GiveUp(
-            CrashLoop.exit_code,
-            f"crash loop: {budget.no_progress_lives} lives in a row failed without a new "
-            f"checkpoint, the last with {name_of(outcome.status)}; the traceback of the rank "
-            "that failed first says where to look",
-        )
     if budget.restarts_left <= 0:
         return GiveUp(code, "no restart is left (--max-restarts, within --restart-window)")
     if outcome.stop_signal:

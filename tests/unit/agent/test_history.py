@@ -105,6 +105,14 @@ def test_a_host_that_fails_too_often_is_left_out_if_the_others_can_go_on():
     assert isinstance(decide(ECHO, worn), Restart)
 
 
+def test_a_script_that_fails_on_every_host_alike_is_no_fault_of_each_of_them():
+    worn = Budget(host_failures=3, host_failures_max=3, may_leave=True, no_progress_lives=3)
+    assert decide(FAILED, worn).code == 70
+    assert decide(FAILED, replace(worn, no_progress_lives=2)).code == 71
+    broken = Outcome(Kind.FAILED, 1, cause=Cause.GPU, is_host_broken=True)
+    assert decide(broken, worn).code == 71
+
+
 @pytest.mark.parametrize("cause", [Cause.GPU, Cause.HANG])
 def test_a_broken_host_is_left_at_once(cause):
     action = decide(replace(HUNG, cause=cause, is_host_broken=True), Budget(restarts_left=5))
