@@ -20,18 +20,19 @@ from resilient.agent.nodes.connections import limit_silence_toward
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
+from resilient.agent.recording import EventFile
 from resilient.agent.stops import StopAsked, Stops
 from resilient.agent.verdict.asking import launches_of, newest_committed
 from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, PeerFailed, Preempted
-from resilient.events import Emitter, console, json_lines
+from resilient.events import Emitter, console
 from resilient.world.launch import told_repository
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-    from resilient.agent.agent import ResilientAgent
+    from resilient.agent.agent import Beat, ResilientAgent
 
 _STATIC_PORT = 29500
 # Torch's own.
@@ -226,7 +227,9 @@ def supervise(options: TrainOptions) -> int:
     """
     clock, grace_seconds = SystemClock(), options.patience.grace_seconds
     metrics = Metrics(options.metrics, options.wishes.events, grace_seconds, clock)
-    emit = _emitter(options, metrics)
+    file = EventFile(options.wishes.events)
+    context = {"agent": f"{socket.gethostname()}:{os.getpid()}"}
+    emit = Emitter(clock, (console(), file, metrics.hear), context)
     emit(AgentStarted())
     stops = Stops(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
@@ -234,7 +237,7 @@ def supervise(options: TrainOptions) -> int:
     with stops.listening(), metrics.running(emit):
         watcher.start()
         try:
-            code = _supervise(options, stops, emit, metrics)
+            code = _supervise(options, stops, emit, (metrics.beat, file.beat))
         finally:
             watcher.close()
     if code in (0, Preempted.exit_code):
@@ -242,25 +245,14 @@ def supervise(options: TrainOptions) -> int:
     return code
 
 
-def _supervise(options: TrainOptions, stops: Stops, emit: Emitter, metrics: Metrics) -> int:
+def _supervise(options: TrainOptions, stops: Stops, emit: Emitter, beats: tuple[Beat, ...]) -> int:
     try:
         agent = build_agent(options, stops, emit)
     except StopAsked:
         reason = "stopped before anything was begun: the same command starts it"
         emit(RunEnded(Preempted.exit_code, reason))
         return Preempted.exit_code
-    return agent.supervise(stops, metrics.beat).code
-
-
-def _emitter(options: TrainOptions, metrics: Metrics) -> Emitter:
-    events = options.wishes.events
-    files = [json_lines(Path(events) / "agent.jsonl")] if events else []
-    # Agents of several hosts, and one after the other, may share the file.
-    return Emitter(
-        SystemClock(),
-        (console(), *files, metrics.hear),
-        {"agent": f"{socket.gethostname()}:{os.getpid()}"},
-    )
+    return agent.supervise(stops, beats).code
 
 
 def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:

@@ -70,10 +70,6 @@ Beat = Callable[[Path], None]
 _Leaving = Finish | LeaveHost | GiveUp
 
 
-def _nobody(_: Path) -> None:
-    """Hear that the agent moves, and do not care."""
-
-
 class ResilientAgent(SimpleElasticAgent):
     """Keeps the workers of this host alive, and ends with an exit code that means something.
 
@@ -110,22 +106,22 @@ class ResilientAgent(SimpleElasticAgent):
         self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
         self._cause = "start"
         self._number = 0
-        self._beat: Beat = _nobody
+        self._beats: tuple[Beat, ...] = ()
         self._stop_seconds = self._met_seconds = 0.0
         self._life: Life | None = None
         self._roster = Roster(spec.rdzv_handler, None, emit)
         self._workers: WorkerGroup | None = None
 
-    def supervise(self, stops: Stops | None = None, beat: Beat = _nobody) -> _Leaving:
+    def supervise(self, stops: Stops | None = None, beats: tuple[Beat, ...] = ()) -> _Leaving:
         """Run the group to its end and return the decision to leave.
 
         Main thread only: it handles signals, and the workers die with the thread.
 
         Args:
             stops: one that has listened before this agent was there, and what it heard.
-            beat: called now and then while workers run, with the folder of their signs.
+            beats: called now and then while workers run, with the folder of their signs.
         """
-        self._stops, self._beat = stops or self._stops, beat
+        self._stops, self._beats = stops or self._stops, beats
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
@@ -195,7 +191,7 @@ class ResilientAgent(SimpleElasticAgent):
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
         stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
-        tend = partial(_tend, self._nursery, self._beat, self._folder)
+        tend = partial(_tend, self._nursery, self._beats, self._folder)
         around = Surroundings(
             stops, members, barrier, self._health, patience, clock, self._emit, tend, notes, attempt
         )
@@ -296,9 +292,10 @@ class ResilientAgent(SimpleElasticAgent):
         workers.close()
 
 
-def _tend(nursery: Nursery, beat: Beat, notes: Path) -> None:
+def _tend(nursery: Nursery, beats: tuple[Beat, ...], notes: Path) -> None:
     nursery.keep()
-    beat(notes)
+    for beat in beats:
+        beat(notes)
 
 
 def _name_of(life: Life | None) -> str:

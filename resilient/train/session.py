@@ -27,7 +27,7 @@ from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.saving.promoter import Tiering
 from resilient.world.comms import Comms
 from resilient.world.gang import Backend, join
-from resilient.world.launch import read_launch, tell_repository
+from resilient.world.launch import read_launch, tell_events, tell_repository
 from resilient.world.memory import MemoryBoard
 from resilient.world.pulse import own_pulse
 from resilient.world.world import World
@@ -199,6 +199,7 @@ def open_session(args: TrainingArguments) -> Session:
     clock = SystemClock()
     output = Path(args.output_dir)
     events = Path(gang.launch.events) if gang.launch.events else output / "events"
+    tell_events(gang.launch, events)
     return Session(
         gang=gang,
         device=choose_device(gang.world, use_cpu=args.use_cpu),

@@ -26,6 +26,7 @@ _SECRET_BYTES_MAX = 1 << 16
 _EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
 _REPOSITORY = "repository"
 _UNSAVED = "unsaved"
+_EVENTS = "events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,35 @@ def tell_repository(launch: Launch, url: str, *, saves_when_stopped: bool = Fals
         url if "://" in url or url.startswith("file:") else str(Path(url).expanduser().absolute())
     )
     _leave_word(launch, _REPOSITORY, place)
+
+
+def tell_events(launch: Launch, folder: Path) -> None:
+    """Let the agent know in which folder this worker keeps its events.
+
+    Args:
+        launch: who this worker is.
+        folder: of the event files; may not be there yet.
+    """
+    if launch.notes:
+        _leave_word(launch, _EVENTS, str(folder.expanduser().absolute()))
+
+
+def told_events(notes: str) -> Path | None:
+    """Return where workers keep their events, None while nobody knows.
+
+    A worker that said only which repository it opened keeps them beside its checkpoints, if that
+    is a folder of this host.
+
+    Args:
+        notes: the agent's folder; empty while nobody knows it.
+    """
+    if not notes:
+        return None
+    if folder := _read_word(notes, _EVENTS):
+        return Path(folder)
+    url = _read_word(notes, _REPOSITORY)
+    place = Path(url.removeprefix("file://"))
+    return place / "events" if url.startswith(("/", "file:///")) and place.is_dir() else None
 
 
 def told_repository(notes: str) -> str:

@@ -28,7 +28,7 @@ from resilient.agent.metrics.textfile import write_textfile
 from resilient.agent.notices.notice import unix_seconds
 from resilient.errors import ConfigError
 from resilient.storage.shared import used_bytes
-from resilient.world.launch import told_repository
+from resilient.world.launch import told_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -188,7 +188,6 @@ class Metrics:
         self._spending.take(told)
 
     def _find(self) -> Following | None:
-        """Return where the ranks write if nobody said so: beside the checkpoints of the trainer."""
-        url = told_repository(self._ranks.notes) if self._ranks.notes else ""
-        folder = Path(url.removeprefix("file://"), "events")
-        return Following(folder) if url.startswith(("/", "file:///")) and folder.is_dir() else None
+        """Return where the ranks write if nobody but they says so."""
+        folder = told_events(self._ranks.notes)
+        return Following(folder) if folder and folder.is_dir() else None
