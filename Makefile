@@ -88,7 +88,8 @@ fuzz: $(STAMP)
 damage: $(STAMP)
 	$(BIN)/python -m tests.damage
 
-# A rendered Job with its pods in namespaces, preempted again and again: make box PREEMPTIONS=20 SEED=2
+# A rendered Job with its pods in namespaces: preempted again and again, drained, killed, resized: half an hour.
+# make box PREEMPTIONS=20 SEED=2
 PREEMPTIONS ?= 20
 box: $(STAMP)
 	BOX_PREEMPTIONS=$(PREEMPTIONS) SEED=$(SEED) $(PYTEST) tests/k8s/test_box.py --timeout 3600

@@ -17,6 +17,7 @@ from resilient.agent.keeper.memory import grant
 from resilient.agent.metrics.metrics import Metrics
 from resilient.agent.metrics.wishes import MetricsWishes
 from resilient.agent.nodes.connections import limit_silence_toward
+from resilient.agent.nodes.meeting import connect
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
@@ -274,7 +275,6 @@ def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
     # Sharing the rendezvous' store breaks scaling up in torch 2.13, and we serve our own.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     parameters = RendezvousParameters(
         backend=plan.backend,
@@ -286,7 +286,7 @@ def _connect_rendezvous(plan: Plan) -> RendezvousHandler:
         **plan.conf,
     )
     try:
-        handler = get_rendezvous_handler(parameters)
+        handler = connect(parameters)
     except RendezvousError as error:
         raise PeerFailed(
             f"cannot reach the rendezvous at `{plan.endpoint}`: {error}",

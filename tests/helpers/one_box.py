@@ -1,8 +1,9 @@
 """A cluster in one box: starts the pods of a rendered Job and does with them what Kubernetes does.
 
 Each index is an agent in a network namespace of its own, with the manifest's command, variables,
-downward API, names of its peers, grace and failure policy. What it does not do: images, users,
-volumes and limits are those of this machine, and a pod that replaces another has its address.
+downward API, names of its peers and grace; ``job_controller`` decides what becomes of those that
+end. What it does not do: images, users, volumes and limits are those of this machine, and a pod
+that replaces another has its address.
 """
 
 from __future__ import annotations
@@ -15,24 +16,21 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from job_controller import Controller
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ENTER = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+# Files alone say which names there are: a name that has no pod is unknown at once, as in a cluster.
+_ENTER = """
+hostname "$1"
+mount --bind "$2" /etc/hosts
+mount --bind "$3" /etc/nsswitch.conf
+shift 3
+exec "$@"
+"""
 _VARIABLE = re.compile(r"\$(\$|\((\w+)\))")
 PATIENCE_SECONDS = 180.0
-
-
-def action_for(rules, code, *, disrupted):
-    """Return what a podFailurePolicy makes of a pod that failed: the first rule that matches."""
-    for rule in rules:
-        codes = rule.get("onExitCodes")
-        if codes:
-            if (code in codes["values"]) == (codes["operator"] == "In"):
-                return rule["action"]
-        elif disrupted:
-            return rule["action"]
-    return "Count"
 
 
 @dataclass
@@ -40,7 +38,6 @@ class Pod:
     """One life of an index."""
 
     process: subprocess.Popen
-    said: Path
     disrupted: bool = False
     killed_at: float | None = None
 
@@ -50,106 +47,150 @@ class Box:
     """The controller of one Job, and the nodes under it.
 
     Args:
-        network: a namespace for each index.
+        network: a namespace for each index that there may ever be.
         manifest: the Job.
         folder: for names and for what pods say.
         instead: environment variables that are this machine's and not the manifest's.
+        pace: seconds here for each second that Kubernetes delays new pods after a failure.
+
+    Attributes:
+        delays: how long Kubernetes would have waited before it made pods anew, each time.
     """
 
     network: object
     manifest: dict
     folder: Path
     instead: dict
+    pace: float = 0.001
     pods: dict[int, Pod] = field(default_factory=dict)
-    ends: list[tuple[int, int, str]] = field(default_factory=list)
-    state: str = ""
+    delays: list[float] = field(default_factory=list)
+    _pending: set[int] = field(default_factory=set)
+    _nodes_at: dict[int, float] = field(default_factory=dict)
+    _lives: int = 0
 
-    @property
-    def spec(self):
-        return self.manifest["spec"]
+    def __post_init__(self):
+        self.controller = Controller(self.manifest["spec"])
+        (self.folder / "nsswitch").write_text("hosts: files\n")
 
     @property
     def pod(self):
-        return self.spec["template"]["spec"]
+        return self.manifest["spec"]["template"]["spec"]
+
+    @property
+    def ends(self):
+        return self.controller.ends
+
+    @property
+    def state(self):
+        return self.controller.state
 
     @property
     def failures(self):
-        return sum(action == "Count" for _, _, action in self.ends)
+        return self.controller.failed
 
     def __enter__(self):
-        for index in range(self.spec["completions"]):
-            self._start(index)
+        self._turn()
         return self
 
     def __exit__(self, *_):
-        for index in range(self.spec["completions"]):
+        for index, pod in self.pods.items():
             self.network[index].kill()
-        for pod in self.pods.values():
             pod.process.wait()
 
-    def preempt(self, index):
-        """Evict a pod: the condition, SIGTERM, and SIGKILL after its grace."""
+    def preempt(self, index, away=0.0):
+        """Evict a pod: the condition, SIGTERM, and SIGKILL after its grace.
+
+        Args:
+            index: of the pod.
+            away: seconds until there is a node for the next one, which is pending till then.
+        """
+        self.pods[index].disrupted = True
+        self._nodes_at[index] = time.monotonic() + away
+        self.delete(index)
+
+    def delete(self, index):
+        """Delete a pod as `kubectl delete pod` does: its grace, and no condition."""
         pod = self.pods[index]
-        pod.disrupted = True
-        pod.killed_at = time.monotonic() + self.pod["terminationGracePeriodSeconds"]
-        pod.process.terminate()
+        if pod.killed_at is None:
+            pod.killed_at = time.monotonic() + self.pod["terminationGracePeriodSeconds"]
+            pod.process.terminate()
+
+    def lose(self, index):
+        """Take the node away without a word: no grace, and the condition once it is found gone."""
+        self.pods[index].disrupted = True
+        self.kill(index)
 
     def kill(self, index):
-        """Take the node away without a word: no grace, and the condition afterwards."""
-        self.pods[index].disrupted = True
+        """SIGKILL all of a pod, and let nobody say why."""
         self.network[index].kill()
 
+    def drain(self):
+        """Evict all pods at once."""
+        for index in self.pods:
+            self.preempt(index)
+
+    def scale(self, size):
+        """Patch completions and parallelism of the Job."""
+        self.controller.scale(size)
+
     def turn_until(self, holds, what):
-        """Look after the pods until something holds, or the Job has ended."""
+        """Look after the pods until something holds, or the Job has ended and its pods too."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self.state and not holds():
+        while not holds() and not (self.state and not self.pods):
             self._turn()
             assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.said()}"
             time.sleep(0.05)
 
+    def figures(self):
+        """Return what the Job counted, and how long Kubernetes would have delayed its pods."""
+        told = {"pods": self._lives, "failures": self.failures}
+        return {**told, "delays": len(self.delays), "delayed_seconds": sum(self.delays)}
+
     def said(self):
-        return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
-            for path in sorted(self.folder.glob("pod-*.txt"))
-        )
+        texts = {path: path.read_text(errors="replace") for path in self.folder.glob("pod-*.txt")}
+        parts = (f"== {path.name}\n{text[-2000:]}" for path, text in sorted(texts.items()))
+        return "\n".join([str(self.ends), *parts])
 
     def _turn(self):
+        now = time.monotonic()
         for index, pod in list(self.pods.items()):
-            if pod.killed_at and time.monotonic() > pod.killed_at:
+            if pod.killed_at and now > pod.killed_at:
                 self.network[index].kill()
             code = pod.process.poll()
             if code is not None:
                 # A container ends with its first process.
                 self.network[index].kill()
                 del self.pods[index]
-                self._judge(index, 128 - code if code < 0 else code, pod)
+                self._tell_names(self.pods)
+                code = 128 - code if code < 0 else code
+                self.controller.ended(index, code, now / self.pace, disrupted=pod.disrupted)
+        for index in self.controller.surplus(self.pods):
+            self.delete(index)
+        self._pending -= set(self.controller.surplus(self._pending))
+        self._make(now)
 
-    def _judge(self, index, code, pod):
-        if code == 0:
-            self.ends.append((index, 0, "Succeeded"))
-            wanted = [one["succeededIndexes"] for one in self.spec["successPolicy"]["rules"]]
-            self.state = "Complete" if str(index) in wanted else self.state
-            return
-        rules = self.spec["podFailurePolicy"]["rules"]
-        action = action_for(rules, code, disrupted=pod.disrupted)
-        self.ends.append((index, code, action))
-        if action == "FailJob" or self.failures > self.spec["backoffLimit"]:
-            self.state = "Failed"
-        elif not self.state:
+    def _make(self, now):
+        due = self.controller.due({*self.pods, *self._pending}, now / self.pace)
+        if due and self.controller.delay:
+            self.delays.append(self.controller.delay)
+        self._pending |= set(due)
+        found = {one for one in self._pending if self._nodes_at.get(one, 0.0) <= now}
+        self._pending -= found
+        for index in sorted(found):
             self._start(index)
 
     def _start(self, index):
         container = self.pod["containers"][0]
-        name = self.manifest["metadata"]["name"]
-        env = {**os.environ, **self._environment(container, f"{name}-{index}")}
+        name = f"{self.manifest['metadata']['name']}-{index}"
+        env = {**os.environ, **self._environment(container, name)}
         words = [_expand(one, env) for one in (*container["command"], *container["args"])]
         assert words[0] == "resilient"
-        hosts = self.folder / f"hosts-{index}"
-        hosts.write_text(self._hosts(name, index))
-        inside = (*self.network[index].inside, "unshare", "--mount", "sh", "-c", _ENTER, "pod")
-        command = [*inside, f"{name}-{index}", str(hosts), sys.executable, "-m", "resilient_cli"]
-        path = self.folder / f"pod-{index}-{len(self.ends)}.txt"
-        with path.open("wb") as said:
+        self._lives += 1
+        inside = (*self.network[index].inside, "unshare", "--mount", "sh", "-e", "-c", _ENTER)
+        files = (str(self.folder / f"hosts-{index}"), str(self.folder / "nsswitch"))
+        command = [*inside, "pod", name, *files, sys.executable, "-m", "resilient_cli"]
+        self._tell_names({*self.pods, index})
+        with (self.folder / f"pod-{self._lives:03d}-{index}.txt").open("wb") as said:
             process = subprocess.Popen(
                 [*command, *words[1:]],
                 env=env,
@@ -157,7 +198,7 @@ class Box:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.pods[index] = Pod(process, path)
+        self.pods[index] = Pod(process)
 
     def _environment(self, container, pod):
         fields = {
@@ -172,14 +213,19 @@ class Box:
             made[one["name"]] = fields[source] if source else _expand(one["value"], made)
         return made | self.instead
 
-    def _hosts(self, name, own):
-        """Return what kubelet writes for the pod itself, and what DNS says of the others."""
-        lines = ["127.0.0.1 localhost"]
-        for index in range(self.spec["completions"]):
-            whole = f"{name}-{index}.{self.pod['subdomain']}.default.svc.cluster.local"
-            short = f" {name}-{index}" if index == own else ""
-            lines.append(f"{self.network.address(index)} {whole}{short}")
-        return "\n".join(lines) + "\n"
+    def _tell_names(self, there):
+        """Write what kubelet says of the pod itself, and DNS of the others, for each that is there.
+
+        A file is written in place: pods have it mounted.
+        """
+        name, domain = self.manifest["metadata"]["name"], self.pod["subdomain"]
+        for own in there:
+            lines = ["127.0.0.1 localhost"]
+            for index in sorted(there):
+                whole = f"{name}-{index}.{domain}.default.svc.cluster.local"
+                short = f" {name}-{index}" if index == own else ""
+                lines.append(f"{self.network.address(index)} {whole}{short}")
+            (self.folder / f"hosts-{own}").write_text("\n".join(lines) + "\n")
 
 
 def _expand(text, values):

@@ -1,6 +1,6 @@
-"""A rendered Job runs: preempted pods are replaced and count nothing, and a bug ends it at once.
+"""A rendered Job: whatever becomes of its pods, it ends with the same bits; a bug ends it at once.
 
-BOX_PREEMPTIONS=20 SEED=1 preempts a longer run; `make box`.
+BOX_PREEMPTIONS=20 SEED=1 preempts a longer run, and has the runs that take minutes; `make box`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,71 @@ import os
 import random
 import subprocess
 import sys
+import time
+from typing import NamedTuple
 
 import pytest
 from canonical_job import digest
 from host_jobs import SCRIPT, audited
-from one_box import Box, action_for
+from one_box import Box
 
-from resilient.exit_codes import PERMANENT
 from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.run import Flavor, KubeRun
 from tests.services import netns
 
 PREEMPTIONS = int(os.environ.get("BOX_PREEMPTIONS", "1"))
-STEPS = 5 + 4 * (PREEMPTIONS - 1)
-JOB = {"max_steps": STEPS}
-PODS = 2
+SEED = int(os.environ.get("SEED", "1"))
+MOST = 4
+# Each with the steps to make before it.
+
+
+class Course(NamedTuple):
+    """What becomes of the pods of a run, one after the other.
+
+    Attributes:
+        pods: at the start.
+        failures: that the Job counts.
+        acts: each with the steps to make before it.
+    """
+
+    pods: int
+    failures: int
+    acts: list[tuple[object, ...]]
+
+
+SHORT = Course(2, 0, [(1, "preempt", 0), (1, "scale", 1)])
+RANDOM = Course(2, 0, [])
+_drawn = random.Random(SEED)
+for _nth in range(PREEMPTIONS):
+    # The first one is the pod that all others meet at.
+    RANDOM.acts.append((_drawn.randint(1, 3), "preempt", _drawn.randrange(2) if _nth else 0))
+IN_MANY_WAYS = Course(
+    2,
+    # A pod that is killed for no reason that is told, and twice one that lost pod 0.
+    3,
+    [
+        (2, "lose", 0),
+        (2, "drain"),
+        (2, "delete", 0),
+        (2, "kill", 0),
+        (2, "lose", 1),
+    ],
+)
+# There is no node for pod 0 for longer than torch waits for it.
+LATE = Course(2, 0, [(2, "preempt", 0, 12.0)])
+RESIZED = Course(
+    4,
+    0,
+    [(2, "scale", 2), (2, "scale", 3), (2, "preempt", 2), (2, "drain"), (2, "scale", 4)],
+)
+IS_LONG = pytest.mark.skipif(PREEMPTIONS == 1, reason="takes minutes: make box")
 
 
 @pytest.fixture
 def network():
     if problem := netns.why_impossible():
         pytest.skip(problem)
-    with netns.Network(PODS) as made:
+    with netns.Network(MOST) as made:
         yield made
 
 
@@ -39,10 +82,10 @@ def network():
 def box(network, tmp_path):
     """Return the Job that runs a script, ready to be entered."""
 
-    def made(script, *arguments, pods=PODS):
-        own = ("--rdzv-conf", "last_call_timeout=1", str(script), *arguments)
-        run = KubeRun("train", "image", own, 1, pods)
+    def made(*command, pods):
+        run = KubeRun("train", "image", tuple(map(str, command)), 1, pods)
         (job,) = (one for one in manifests(run, Flavor.JOB) if one["kind"] == "Job")
+        _hurry(job)
         instead = {
             **dict.fromkeys(("HOME", "XDG_CACHE_HOME", "HF_HOME"), str(tmp_path)),
             **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), str(tmp_path)),
@@ -54,47 +97,87 @@ def box(network, tmp_path):
     return made
 
 
+def _hurry(job):
+    """Let the pods of a Job wait for each other in seconds."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (conf,) = (one for one in container["args"] if one.startswith("--rdzv-conf="))
+    at = container["args"].index(conf)
+    container["args"][at] = f"{conf},last_call_timeout=1,read_timeout=5"
+
+
 def steps(folder):
     path = folder / "beats"
     return len(path.read_text().split()) if path.exists() else 0
 
 
 @pytest.fixture
+def told(capsys):
+    """Return what shows figures to whoever asked for a long run."""
+
+    def tell(figures):
+        if PREEMPTIONS > 1:
+            with capsys.disabled():
+                sys.stdout.write(f"\n{json.dumps(figures)}\n")
+
+    return tell
+
+
+@pytest.fixture
 def calm(tmp_path):
-    """Return what waits for the digest of the run when nothing happens to it."""
-    command = [sys.executable, str(SCRIPT), "sizes", str(tmp_path / "calm"), "1", json.dumps(JOB)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # Beside the other, for both mostly wait.
-    with subprocess.Popen(command, **pipes) as process:
+    """Return what starts the run that nobody disturbs; that returns what waits for its digest."""
+    started = []
+
+    def start(job):
+        # Beside the other, for both mostly wait.
+        command = [sys.executable, str(SCRIPT), "sizes", str(tmp_path / "calm"), "1", job]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **pipes)
+        started.append(process)
 
         def wait():
             said, complained = process.communicate()
             assert process.returncode == 0, complained
             return json.loads(said)["1"]
 
-        yield wait
+        return wait
+
+    yield start
+    for process in started:
         process.kill()
+        process.communicate()
 
 
-def test_preempted_pods_come_back_and_the_bits_are_the_same(box, calm, tmp_path):
-    drawn = random.Random(int(os.environ.get("SEED", "1")))
-    folder = tmp_path / "run"
+@pytest.mark.parametrize(
+    "course",
+    [
+        pytest.param(SHORT, id="short"),
+        pytest.param(RANDOM, id="preempted", marks=IS_LONG),
+        pytest.param(IN_MANY_WAYS, id="in-many-ways", marks=IS_LONG),
+        pytest.param(LATE, id="late", marks=IS_LONG),
+        pytest.param(RESIZED, id="resized", marks=IS_LONG),
+    ],
+)
+def test_whatever_becomes_of_its_pods_a_run_ends_with_the_same_bits(
+    box, calm, tmp_path, told, course
+):
+    began, folder = time.monotonic(), tmp_path / "run"
     folder.mkdir()
-    with box(SCRIPT, "rank", str(folder), "0.1", json.dumps(JOB)) as cluster:
-        for nth in range(PREEMPTIONS):
-            until = steps(folder) + drawn.randint(1, 3)
+    job = json.dumps({"max_steps": 2 + sum(2 + one[0] for one in course.acts)})
+    undisturbed = calm(job)
+    with box(SCRIPT, "rank", folder, "0.1", job, pods=course.pods) as cluster:
+        for more, what, *about in course.acts:
+            until, before = steps(folder) + more, len(cluster.ends)
             cluster.turn_until(lambda until=until: steps(folder) >= until, f"{until} steps")
             assert not cluster.state, cluster.said()
-            # The first one is the pod that all others meet at.
-            victim = drawn.choice(list(cluster.pods)) if nth else 0
-            before = len(cluster.ends)
-            cluster.preempt(victim)
-            cluster.turn_until(lambda before=before: len(cluster.ends) > before, "its end")
+            getattr(cluster, what)(*about)
+            if what != "scale":
+                cluster.turn_until(lambda before=before: len(cluster.ends) > before, "its end")
         cluster.turn_until(lambda: False, "the end of the run")
-        assert (cluster.state, cluster.failures) == ("Complete", 0), cluster.said()
-    assert len([one for one in cluster.ends if one[2] == "Ignore"]) >= PREEMPTIONS
+    seconds = round(time.monotonic() - began)
+    told({"acts": len(course.acts), "seconds": seconds, **cluster.figures(), "ends": cluster.ends})
+    assert (cluster.state, cluster.failures) == ("Complete", course.failures), cluster.said()
     assert audited(folder)["proven"]
-    assert digest(folder) == calm()
+    assert digest(folder) == undisturbed()
 
 
 def test_a_script_with_a_bug_in_its_configuration_ends_the_job_at_once(box, tmp_path):
@@ -102,23 +185,16 @@ def test_a_script_with_a_bug_in_its_configuration_ends_the_job_at_once(box, tmp_
     script.write_text("import sys; sys.exit(78)\n")
     with box(script, pods=1) as cluster:
         cluster.turn_until(lambda: False, "the end of the run")
-    assert cluster.state == "Failed"
+        assert (cluster.state, cluster.controller.reason) == ("Failed", "PodFailurePolicy")
     assert cluster.ends == [(0, 78, "FailJob")]
 
 
-@pytest.mark.parametrize(
-    ("code", "disrupted", "action"),
-    [
-        *((code, False, "FailJob") for code in PERMANENT),
-        *((code, True, "Ignore") for code in (1, 70, 137, 143)),
-        (75, False, "Ignore"),
-        *((code, False, "Count") for code in (1, 69, 71, 73, 80, 137, 143)),
-    ],
-)
-def test_what_becomes_of_a_pod(code, disrupted, action):
-    (job,) = (
-        one
-        for one in manifests(KubeRun("train", "image", ("t.py",)), Flavor.JOB)
-        if one["kind"] == "Job"
-    )
-    assert action_for(job["spec"]["podFailurePolicy"]["rules"], code, disrupted=disrupted) == action
+@IS_LONG
+def test_a_script_that_raises_each_time_ends_the_job(box, tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text("raise TypeError('a bug')\n")
+    with box("--repo", tmp_path / "run", script, pods=2) as cluster:
+        cluster.turn_until(lambda: False, "the end of the run")
+        assert (cluster.state, cluster.controller.reason) == ("Failed", "PodFailurePolicy")
+    assert {code for _, code, action in cluster.ends if action == "FailJob"} == {70}
+    assert len(cluster.ends) == 2

@@ -124,6 +124,9 @@ def _options(run: KubeRun, first: str) -> list[str]:
         # Every interface: the probe asks from the node.
         "--metrics-host=0.0.0.0",
     ]
+    if "rdzv_conf" not in run.given:
+        # Nodes may be hard to get: who has one waits for the others, and fails no pod by that.
+        own.append(f"--rdzv-conf=join_timeout={run.times.deadline}")
     if "grace" not in run.given:
         own.append(f"--grace={run.times.grace:g}")
     if "notice" not in run.given:
