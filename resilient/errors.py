@@ -16,6 +16,9 @@
     |- NothingToResume                  66   RES-RESUME-NONE
     |- ScriptNotFound                   66   RES-SCRIPT-404
     |- NotRunning                       66   RES-RUN-404
+    |- ClusterUnavailable               69   RES-CLUSTER-503
+    |- ClusterDenied                    77   RES-CLUSTER-403
+    |- ClusterConflict                  80   RES-CLUSTER-409
     |- IntegrityError                    1   RES-CKPT-DAMAGED
     |  `- SignatureRefused               77   RES-CKPT-SIGNATURE
     |- NoIntactCheckpoint                3   RES-CKPT-NONE-INTACT
@@ -144,6 +147,27 @@ class NotRunning(ResilientError):
 
     exit_code = 66
     code = "RES-RUN-404"
+
+
+class ClusterUnavailable(ResilientError):
+    """The API server of a cluster did not answer, or asked to come back later."""
+
+    exit_code = 69
+    code = "RES-CLUSTER-503"
+
+
+class ClusterDenied(ResilientError):
+    """A cluster does not know who asks, or does not allow what is asked."""
+
+    exit_code = 77
+    code = "RES-CLUSTER-403"
+
+
+class ClusterConflict(ResilientError):
+    """Somebody else set a field of a cluster's object, to another value; nothing was changed."""
+
+    exit_code = 80
+    code = "RES-CLUSTER-409"
 
 
 class IntegrityError(ResilientError):

@@ -154,7 +154,9 @@ COMMANDS = {
         "Run a training as a job of SLURM that is requeued until it is trained to the end.",
     ),
     "k8s": LazyCommand(
-        "resilient_cli.commands.k8s", "app", "Write a training as manifests of Kubernetes."
+        "resilient_cli.commands.k8s",
+        "app",
+        "Run a training on Kubernetes, by kubectl: to manifests, to the cluster, to its end.",
     ),
     "init": LazyCommand(
         "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."

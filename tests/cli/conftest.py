@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 from cli_repositories import TickingClock
+from manifest_schemas import check_schema
 
 from resilient_cli.app import main
+from tests.services import kubectl
+from tests.services.apiserver import ApiServer
+from tests.services.tls import make_certificate
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
@@ -61,3 +65,28 @@ def matches():
         assert found == path.read_text(encoding="utf-8"), "delete the transcript to store a new one"
 
     return check
+
+
+@pytest.fixture(scope="module")
+def api_server(tmp_path_factory):
+    """Run an API server that the real kubectl talks to."""
+    if problem := kubectl.why_impossible():
+        pytest.skip(problem)
+    folder = tmp_path_factory.mktemp("cluster")
+    api = ApiServer(lambda one: check_schema(one, "1.36"), make_certificate(folder / "tls"))
+    yield api
+    api.stop()
+
+
+@pytest.fixture
+def cluster(api_server, tmp_path_factory, monkeypatch):
+    """Let kubectl talk to an API server that has nothing yet."""
+    folder = tmp_path_factory.mktemp("kubectl")
+    (folder / "config").write_text(api_server.kubeconfig(), encoding="utf-8")
+    monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+    monkeypatch.setenv("PATH", str(kubectl.PLACE), prepend=":")
+    monkeypatch.setenv("HOME", str(folder))
+    cache = api_server.certificate.authority.parent.parent / "cache"
+    monkeypatch.setenv("KUBECACHEDIR", str(cache))
+    api_server.clear()
+    return api_server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from resilient.exit_codes import EXIT_CODES, PERMANENT
 from resilient_cli.kubernetes.manifests import REQUEUE
 from resilient_cli.kubernetes.text import to_yaml
 
+K8S = Path(__file__).resolve().parents[2] / "k8s"
 IMAGE = (
     "--image",
     "lab/train@sha256:6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b",
@@ -176,6 +178,17 @@ def test_what_kubernetes_would_look_up_is_told_apart(render):
     )
     assert container["args"][-1] == "--tag=$$(HOME)"
     assert {"name": "PRICE", "value": "$$(cat x)"} in container["env"]
+
+
+@pytest.mark.parametrize("spot", ["aws", "gke", "aks"])
+def test_spot_nodes_are_tolerated_as_by_the_component(spot, render):
+    made = render(*IMAGE, "--spot", spot, *TRAIN)
+    (pod,) = (one["spec"] for each in made for one in pods(each))
+    component = (K8S / f"components/spot-{spot}/kustomization.yaml").read_text(encoding="utf-8")
+    patches = [yaml.safe_load(one["patch"]) for one in yaml.safe_load(component)["patches"]]
+    values = {one["path"]: one.get("value") for each in patches for one in each}
+    assert pod["tolerations"] == [values["/spec/template/spec/tolerations/-"]]
+    assert pod["nodeSelector"] == values["/spec/template/spec/nodeSelector"]
 
 
 @pytest.mark.parametrize(

@@ -1,107 +1,40 @@
-"""``resilient k8s``: a run as manifests of Kubernetes."""
+"""``resilient k8s``: a run as manifests of Kubernetes, and the run in a cluster, by kubectl."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+import sys
+from typing import Annotated
 
 import typer
 
-from resilient.errors import ConfigError, UsageError
-from resilient_cli.doctor import budget
-from resilient_cli.given import given_to_train
+from resilient.clock import SystemClock
+from resilient_cli.kubernetes.follow import Asked, Line, follow, read
+from resilient_cli.kubernetes.kubectl import Cluster
+from resilient_cli.kubernetes.look import look, wait
 from resilient_cli.kubernetes.manifests import manifests
-from resilient_cli.kubernetes.run import (
-    Flavor,
-    KubeRun,
-    Resources,
-    Spot,
-    check_command,
-    check_image,
-    check_names,
-    check_resources,
-    fit_times,
-    parse_environment,
-    parse_pods,
-)
+from resilient_cli.kubernetes.options import option, takes_a_run
+from resilient_cli.kubernetes.run import Flavor, KubeRun, check_names
 from resilient_cli.places import output_of
-from resilient_cli.render import show
+from resilient_cli.render import redact, show
 from resilient_cli.views.k8s import rendered
-
-_EXAMPLE = "resilient k8s render --image IMAGE -- train --repo s3://lab/run /app/train.py"
+from resilient_cli.views.kubernetes import ended, printed, state_of_run
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Write a training as manifests of Kubernetes.",
+    help="Run a training on Kubernetes, by kubectl: to manifests, to the cluster, to its end.",
 )
 
-
-@app.callback()
-def _group() -> None:
-    """Keep the name of the only command."""
-
-
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, **more)
-
-
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- train ...", help="The command, without `resilient`."),
-]
-Image = Annotated[str, _option("Image of the run; by digest, so that all pods have the same.")]
-FlavorOf = Annotated[Flavor, _option("What holds the pods.", "--flavor")]
-Name = Annotated[str, _option("Name of all that is made.")]
-Namespace = Annotated[str, _option("Namespace; else that of whoever applies it.")]
-Pods = Annotated[str, _option("Pods: N, or MIN:MAX for what there is room for.")]
-Gpus = Annotated[int, _option("GPUs of each pod.", min=0)]
-Cpu = Annotated[str, _option("Processors of each pod.")]
-Memory = Annotated[str, _option("Memory of each pod, shared memory included.")]
-Shm = Annotated[str, _option("Shared memory of each pod: twice the state of its workers.")]
-Disk = Annotated[str, _option("Scratch space of each pod.")]
-SpotOf = Annotated[Spot, _option("Spot nodes of whom; sets what a notice leaves.", "--spot")]
-Env = Annotated[list[str] | None, _option("NAME=VALUE to set; nothing secret.", "--env")]
-Secret = Annotated[
-    list[str] | None, _option("A Secret whose entries become variables.", "--secret")
-]
-Claim = Annotated[str, _option("A PersistentVolumeClaim, mounted at /checkpoints.")]
-Queue = Annotated[str, _option("LocalQueue of Kueue, for --flavor kueue.")]
-MaxFailures = Annotated[
-    int, _option("Failures until the run is given up, for each pod; preemptions are free.", min=0)
-]
-Deadline = Annotated[float, _option("Hours that the run may take with all its lives.", min=0.01)]
-Events = Annotated[
-    Path | None, _option("Event files of a run, which say what its saves took: sets --grace.")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run: `render --name`.")]
+Context = Annotated[str, option("Context of the kubeconfig, as for kubectl.", "--context")]
+Namespace = Annotated[str, option("Namespace; else the context's.", "-n", "--namespace")]
+Kubeconfig = Annotated[str, option("File of contexts, as for kubectl.", "--kubeconfig")]
 
 
 @app.command("render")
-def render_manifests(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
-    ctx: typer.Context,
-    command: Command = None,
-    *,
-    image: Image = "",
-    flavor: FlavorOf = Flavor.JOB,
-    name: Name = "train",
-    namespace: Namespace = "",
-    pods: Pods = "1",
-    gpus: Gpus = 0,
-    cpu: Cpu = "4",
-    memory: Memory = "16Gi",
-    shm: Shm = "4Gi",
-    disk: Disk = "10Gi",
-    spot: SpotOf = Spot.NONE,
-    env: Env = None,
-    secret: Secret = None,
-    claim: Claim = "",
-    queue: Queue = "",
-    max_failures: MaxFailures = 6,
-    deadline: Deadline = 168.0,
-    events: Events = None,
-) -> int:
+@takes_a_run
+def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     """Write the manifests of a training to stdout, for kubectl.
 
     A preempted pod is replaced and counts nothing; a code after which another start would end the
@@ -110,60 +43,98 @@ def render_manifests(  # noqa: PLR0913 - one parameter per option; Typer reads t
     Example: resilient k8s render --image IMAGE -- train --repo s3://lab/run train.py |
     kubectl apply -f -
     """
-    resources = Resources(cpu, memory, shm, disk, gpus)
-    asked = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
-    words = tuple(command or ())
-    given = _check(words, asked, flavor, resources)
-    fewest, most = parse_pods(pods)
-    took = _took(events)
-    run = KubeRun(
-        *(name, image, words[1:], fewest, most, namespace, resources),
-        times=fit_times(given.get("grace"), took, spot, int(deadline * 3600)),
-        spot=spot,
-        failures_max=max_failures,
-        environment=parse_environment(env or ()),
-        secrets=asked.secrets,
-        claim=claim,
-        queue=queue,
-        given=frozenset(given),
-    )
     show(rendered(run, flavor, manifests(run, flavor)), output_of(ctx))
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Names as they were given."""
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    name: Name = "train",
+    *,
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Say how a run in a cluster is: its state, its pods, what their codes mean, what warns.
 
-    name: str
-    namespace: str
-    image: str
-    claim: str
-    queue: str
-    secrets: tuple[str, ...]
+    All flavors are looked for. Preemptions are told apart from failures. Exit code 1: it failed.
 
-
-def _check(
-    words: tuple[str, ...], asked: _Asked, flavor: Flavor, resources: Resources
-) -> dict[str, Any]:
-    """Return the options that the command gives, once all was held against what there can be."""
-    if words[:1] != ("train",) or not words[1:]:
-        raise UsageError("k8s needs a training to run", hint=_EXAMPLE)
-    check_image(asked.image)
-    named = {"--namespace": asked.namespace, "--claim": asked.claim, "--queue": asked.queue}
-    check_names({"--name": asked.name, **named})
-    for one in asked.secrets:
-        check_names({"--secret": one})
-    if bool(asked.queue) != (flavor is Flavor.KUEUE):
-        raise ConfigError("--queue and --flavor kueue go together")
-    check_resources(resources)
-    given = given_to_train(words[1:])
-    check_command(words[1:], given)
-    return given
+    Example: resilient k8s status gpt2 --namespace lab
+    """
+    cluster = _cluster(name, context, namespace, kubeconfig)
+    found = look(cluster, name, has_events=True)
+    show(state_of_run(found, cluster), output_of(ctx))
+    return 1 if found.state == "failed" else 0
 
 
-def _took(events: Path | None) -> budget.Took:
-    took = budget.read_events(events) if events else budget.Took()
-    if events and not took.saves:
-        raise ConfigError(f"--events {events}: no save is told of there")
-    return took
+@app.command("wait")
+def wait_for_end(
+    ctx: typer.Context,
+    name: Name = "train",
+    *,
+    timeout: Annotated[float, option("Seconds; 0 for as long as it takes.", min=0)] = 0.0,
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Wait until a run is complete, has failed or is suspended, and end with its exit code.
+
+    0: complete. 75: suspended, or stopped by its --deadline after a save: it goes on from there.
+    Else the code that failed the run; 1 if no pod is left to say it. 69: --timeout, or ten minutes
+    without a word of the cluster. 66: there is no such run, or it was deleted. A connection that
+    is lost, or a cluster that starts anew, is waited for. A run in a queue of Kueue is too.
+
+    Example: resilient k8s wait gpt2 --timeout 86400 && resilient ckpt verify latest s3://lab/run
+    """
+    cluster = _cluster(name, context, namespace, kubeconfig)
+    found = wait(cluster, name, timeout, SystemClock(), _tell)
+    show(ended(found, cluster), output_of(ctx))
+    return found.exit_code or 0
+
+
+@app.command("logs")
+def logs(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    name: Name = "train",
+    *,
+    index: Annotated[int | None, option("Of this pod only.", "-i", "--index", min=0)] = None,
+    follow_: Annotated[
+        bool, option("Until the run ends; replaced pods too.", "-f", "--follow")
+    ] = False,
+    previous: Annotated[
+        bool, option("Of the pod before the newest of an index.", "-p", "--previous")
+    ] = False,
+    tail: Annotated[int, option("The last N lines of each pod; -1 for all.", min=-1)] = -1,
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Print what the pods of a run print, each line with the pod's index in front.
+
+    With --json each line is an object, with pod and time. Whoever is named in a URL is left out.
+
+    Example: resilient k8s logs gpt2 --index 0 --follow
+    """
+    cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
+    asked = Asked(index, previous, tail)
+
+    def emit(line: Line) -> None:
+        show(printed(line), output)
+
+    if follow_:
+        follow(cluster, name, asked, SystemClock(), emit)
+        return 0
+    for line in read(cluster, look(cluster, name), asked):
+        emit(line)
+    return 0
+
+
+def _cluster(name: str, context: str, namespace: str, kubeconfig: str) -> Cluster:
+    check_names({"--name": name, "--namespace": namespace})
+    return Cluster(context, namespace, kubeconfig)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{redact(line)}\n")
+    sys.stderr.flush()

@@ -20,7 +20,10 @@ _RUN = "app.kubernetes.io/instance"
 _UID = "batch.kubernetes.io/controller-uid"
 _NODES: Mapping[Spot, tuple[dict[str, str], list[dict[str, str]]]] = {
     Spot.NONE: ({}, []),
-    Spot.AWS: ({"karpenter.sh/capacity-type": "spot"}, []),
+    Spot.AWS: (
+        {"karpenter.sh/capacity-type": "spot"},
+        [{"key": "spot", "operator": "Equal", "value": "true"}],
+    ),
     Spot.GKE: (
         {"cloud.google.com/gke-spot": "true"},
         [{"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}],
@@ -45,6 +48,12 @@ _WRITABLE = {
 def labels(run: KubeRun) -> dict[str, str]:
     """Return what all objects of a run have in common."""
     return {PART_OF: "resilient-train", _RUN: run.name}
+
+
+def selector(name: str = "") -> str:
+    """Return the selector of what a run is made of; of all runs without a name."""
+    all_of_them = f"{PART_OF}=resilient-train"
+    return f"{all_of_them},{_RUN}={name}" if name else all_of_them
 
 
 def template(run: KubeRun, container: str, first: str, *, restarts: bool = False) -> dict[str, Any]:

@@ -114,6 +114,25 @@ EXPLANATIONS = {
         _NOTHING,
         ("resilient status RUN", "run the command on the machine that the message names"),
     ),
+    "RES-CLUSTER-503": Explanation(
+        "The API server of Kubernetes did not answer kubectl, or was too busy to.",
+        "The run goes on without whoever asks; what was asked was not done, or not all of it.",
+        ("kubectl cluster-info", "run the same command again"),
+    ),
+    "RES-CLUSTER-403": Explanation(
+        "The cluster does not know who asks, or the role of whoever asks does not allow it.",
+        _NOTHING,
+        ("kubectl auth whoami", "kubectl auth can-i patch jobs"),
+    ),
+    "RES-CLUSTER-409": Explanation(
+        "Another tool set a field of an object of the run, to another value: server-side apply "
+        "takes nothing away from others.",
+        _NOTHING,
+        (
+            "kubectl get job NAME -o yaml --show-managed-fields, to see whose it is",
+            "kubectl apply --server-side --force-conflicts -f FILE, of what `k8s render` wrote",
+        ),
+    ),
     "RES-CKPT-DAMAGED": Explanation(
         "Bytes are not what was committed: a bit flipped, a file is short, missing or replaced. "
         "The message names file and tensor.",

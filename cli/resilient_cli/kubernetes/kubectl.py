@@ -1,0 +1,125 @@
+"""The talk with a cluster: the user's own kubectl is asked, and its JSON is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from resilient.errors import (
+    ClusterConflict,
+    ClusterDenied,
+    ClusterUnavailable,
+    ConfigError,
+    NotRunning,
+    ResilientError,
+)
+
+_SECONDS = 120.0
+_REQUEST = "--request-timeout=30s"
+_REASON = re.compile(r"Error from server \(([A-Za-z]+)\)")
+# Lines of its own log, which say the same before the error does.
+_LOGGED = re.compile(r"[EWI][0-9]{4} ")
+_DENIED = ("Forbidden", "Unauthorized")
+_SILENT = ("InternalError", "ServiceUnavailable", "Timeout", "ServerTimeout", "TooManyRequests")
+_CUT = (
+    *("Unable to connect", "connection to the server", "connection refused", "reset by peer"),
+    *("unexpected EOF", ": EOF", "TLS handshake", "i/o timeout", "connection lost"),
+    *("no such host", "deadline exceeded", "no route to host", "broken pipe"),
+)
+
+_INSTALL = (
+    'curl -LO "https://dl.k8s.io/release/$(curl -Ls https://dl.k8s.io/release/stable.txt)'
+    '/bin/linux/amd64/kubectl" && install -m 755 kubectl ~/.local/bin/'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Which cluster and namespace, as kubectl names them; empty for what it would choose."""
+
+    context: str = ""
+    namespace: str = ""
+    kubeconfig: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the options that say so, to kubectl and to our own commands."""
+        named = {
+            "--context": self.context,
+            "--namespace": self.namespace,
+            "--kubeconfig": self.kubeconfig,
+        }
+        return tuple(f"{option}={text}" for option, text in named.items() if text)
+
+    def spell(self, *words: str) -> str:
+        """Return a command line that speaks to the same cluster."""
+        return shlex.join([*words, *self.options])
+
+
+def command(cluster: Cluster, *arguments: str) -> list[str]:
+    """Return the words that call kubectl.
+
+    Raises:
+        ConfigError: there is none on the PATH.
+    """
+    path = shutil.which("kubectl")
+    if path is None:
+        raise ConfigError("no kubectl on the PATH of this machine", hint=_INSTALL)
+    return [path, *cluster.options, *arguments]
+
+
+def ask(cluster: Cluster, *arguments: str, given: str = "") -> Any:
+    """Call kubectl and return the JSON that it answers; None if it says nothing.
+
+    Raises:
+        ConfigError: there is no kubectl, or what was asked cannot be, with its words.
+        NotRunning: what was asked for is not there.
+        ClusterDenied: the cluster does not know who asks, or does not allow it.
+        ClusterConflict: somebody else's field would have been changed.
+        ClusterUnavailable: nobody answers, or the cluster asks to come back.
+    """
+    called = command(cluster, *arguments, _REQUEST)
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own kubectl, and checked words
+            called, input=given, capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterUnavailable(f"kubectl said nothing within {_SECONDS:g} s") from error
+    if done.returncode:
+        raise refusal(cluster, done.stderr)
+    return json.loads(done.stdout) if done.stdout.strip() else None
+
+
+def items(document: Any) -> list[dict[str, Any]]:
+    """Return the objects of an answer: none, one, or a list of them."""
+    if document is None:
+        return []
+    found: list[dict[str, Any]] = (
+        document["items"] if document["kind"].endswith("List") else [document]
+    )
+    return found
+
+
+def refusal(cluster: Cluster, said: str) -> ResilientError:
+    """Return the error that kubectl's words on stderr stand for."""
+    lines = [line for line in said.splitlines() if line.strip() and not _LOGGED.match(line)]
+    text = " ".join(" ".join(lines or said.splitlines()[-1:]).split()) or "kubectl said nothing"
+    found = _REASON.search(text)
+    reason = found[1] if found else ""
+    if reason in _DENIED or "(Unauthorized)" in text or "provide credentials" in text:
+        asked = cluster.spell("kubectl", "auth", "whoami")
+        return ClusterDenied(text, hint=asked)
+    if reason == "NotFound":
+        return NotRunning(text, hint=cluster.spell("kubectl", "get", "jobs,pods"))
+    if reason == "Conflict":
+        return ClusterConflict(
+            text, hint="kubectl get -o yaml --show-managed-fields says whose field it is"
+        )
+    if reason in _SILENT or (not reason and any(one in text for one in _CUT)):
+        return ClusterUnavailable(text, hint=cluster.spell("kubectl", "cluster-info"))
+    return ConfigError(text, hint=cluster.spell("kubectl", "config", "get-contexts"))

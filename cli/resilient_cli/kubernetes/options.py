@@ -1,0 +1,173 @@
+"""The options that say what a run is, once for all commands that need the whole of it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.errors import ConfigError, UsageError
+from resilient_cli.doctor import budget
+from resilient_cli.given import given_to_train
+from resilient_cli.kubernetes.run import (
+    Flavor,
+    KubeRun,
+    Resources,
+    Spot,
+    check_command,
+    check_image,
+    check_names,
+    check_resources,
+    fit_times,
+    parse_environment,
+    parse_pods,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EXAMPLE = "resilient k8s render --image IMAGE -- train --repo s3://lab/run /app/train.py"
+
+
+def option(text: str, *names: str, **more: Any) -> Any:
+    """Return an option of Typer with its help."""
+    return typer.Option(*names, help=text, **more)
+
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- train ...", help="The command, without `resilient`."),
+]
+Image = Annotated[str, option("Image of the run; by digest, so that all pods have the same.")]
+FlavorOf = Annotated[Flavor, option("What holds the pods.", "--flavor")]
+Name = Annotated[str, option("Name of all that is made.")]
+Namespace = Annotated[str, option("Namespace; else that of whoever applies it.")]
+Pods = Annotated[str, option("Pods: N, or MIN:MAX for what there is room for.")]
+Gpus = Annotated[int, option("GPUs of each pod.", min=0)]
+Cpu = Annotated[str, option("Processors of each pod.")]
+Memory = Annotated[str, option("Memory of each pod, shared memory included.")]
+Shm = Annotated[str, option("Shared memory of each pod: twice the state of its workers.")]
+Disk = Annotated[str, option("Scratch space of each pod.")]
+SpotOf = Annotated[Spot, option("Spot nodes of whom; sets what a notice leaves.", "--spot")]
+Env = Annotated[list[str] | None, option("NAME=VALUE to set; nothing secret.", "--env")]
+Secret = Annotated[list[str] | None, option("A Secret whose entries become variables.", "--secret")]
+Claim = Annotated[str, option("A PersistentVolumeClaim, mounted at /checkpoints.")]
+Queue = Annotated[str, option("LocalQueue of Kueue, for --flavor kueue.")]
+MaxFailures = Annotated[
+    int, option("Failures until the run is given up, for each pod; preemptions are free.", min=0)
+]
+Deadline = Annotated[float, option("Hours that the run may take with all its lives.", min=0.01)]
+Events = Annotated[
+    Path | None, option("Event files of a run, which say what its saves took: sets --grace.")
+]
+
+
+def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of a run; it is called with ``run`` and ``flavor`` instead.
+
+    Args:
+        command: its first parameters are ``ctx``, ``run`` and ``flavor``; others are its own
+            options.
+    """
+    asked = list(inspect.signature(read_run, eval_str=True).parameters.values())
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    names = {one.name for one in asked}
+
+    @wraps(command)
+    def called(ctx: typer.Context, **given: Any) -> int:
+        of_run = {name: given.pop(name) for name in names}
+        return command(ctx, read_run(**of_run), of_run["flavor"], **given)
+
+    parameters = [own[0], *asked, *own[3:]]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
+    command: Command = None,
+    *,
+    image: Image = "",
+    flavor: FlavorOf = Flavor.JOB,
+    name: Name = "train",
+    namespace: Namespace = "",
+    pods: Pods = "1",
+    gpus: Gpus = 0,
+    cpu: Cpu = "4",
+    memory: Memory = "16Gi",
+    shm: Shm = "4Gi",
+    disk: Disk = "10Gi",
+    spot: SpotOf = Spot.NONE,
+    env: Env = None,
+    secret: Secret = None,
+    claim: Claim = "",
+    queue: Queue = "",
+    max_failures: MaxFailures = 6,
+    deadline: Deadline = 168.0,
+    events: Events = None,
+) -> KubeRun:
+    """Return the run that options ask for, once all of them were checked.
+
+    Raises:
+        UsageError: no training is given.
+        ConfigError: an option is not what an API server takes, or a save does not fit.
+    """
+    resources = Resources(cpu, memory, shm, disk, gpus)
+    asked = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
+    words = tuple(command or ())
+    given = _check(words, asked, flavor, resources)
+    fewest, most = parse_pods(pods)
+    took = _took(events)
+    return KubeRun(
+        *(name, image, words[1:], fewest, most, namespace, resources),
+        times=fit_times(given.get("grace"), took, spot, int(deadline * 3600)),
+        spot=spot,
+        failures_max=max_failures,
+        environment=parse_environment(env or ()),
+        secrets=asked.secrets,
+        claim=claim,
+        queue=queue,
+        given=frozenset(given),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Names as they were given."""
+
+    name: str
+    namespace: str
+    image: str
+    claim: str
+    queue: str
+    secrets: tuple[str, ...]
+
+
+def _check(
+    words: tuple[str, ...], asked: _Asked, flavor: Flavor, resources: Resources
+) -> dict[str, Any]:
+    """Return the options that the command gives, once all was held against what there can be."""
+    if words[:1] != ("train",) or not words[1:]:
+        raise UsageError("k8s needs a training to run", hint=_EXAMPLE)
+    check_image(asked.image)
+    named = {"--namespace": asked.namespace, "--claim": asked.claim, "--queue": asked.queue}
+    check_names({"--name": asked.name, **named})
+    for one in asked.secrets:
+        check_names({"--secret": one})
+    if bool(asked.queue) != (flavor is Flavor.KUEUE):
+        raise ConfigError("--queue and --flavor kueue go together")
+    check_resources(resources)
+    given = given_to_train(words[1:])
+    check_command(words[1:], given)
+    return given
+
+
+def _took(events: Path | None) -> budget.Took:
+    took = budget.read_events(events) if events else budget.Took()
+    if events and not took.saves:
+        raise ConfigError(f"--events {events}: no save is told of there")
+    return took
