@@ -61,7 +61,7 @@ IN_MANY_WAYS = Course(
     ],
 )
 # There is no node for pod 0 for longer than torch waits for it.
-LATE = Course(2, 0, [(2, "preempt", 0, 12.0)])
+LATE = Course(2, 0, [(2, "preempt", 0, 30.0)])
 RESIZED = Course(
     4,
     0,

@@ -1,4 +1,4 @@
-"""Defects of the talk with a cluster: what counts as a failure, what a run ended with."""
+"""Defects of Jobs and of the talk with a cluster: what counts as a failure, how a run ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ TESTS = "tests/cli/test_k8s_cluster.py"
 STATES = "cli/resilient_cli/kubernetes/states.py"
 LOOK = "cli/resilient_cli/kubernetes/look.py"
 FOLLOW = "cli/resilient_cli/kubernetes/follow.py"
+MANIFESTS = "cli/resilient_cli/kubernetes/manifests.py"
+RULES = "tests/k8s/test_job_controller.py -k becomes"
 
 MUTANTS = [
     Mutant(
@@ -51,5 +53,33 @@ MUTANTS = [
         "text = redact(line.text)",
         "text = line.text",
         f"{TESTS} -k whose_they_are",
+    ),
+    Mutant(
+        "a preemption counts as a failure of the Job",
+        MANIFESTS,
+        '{"action": "Ignore", "onPodConditions": disrupted}',
+        '{"action": "Count", "onPodConditions": disrupted}',
+        RULES,
+    ),
+    Mutant(
+        "a run that was asked to stop counts as a failure",
+        MANIFESTS,
+        '{"action": "Ignore", "onExitCodes": {**codes, "values": [REQUEUE]}}',
+        '{"action": "Count", "onExitCodes": {**codes, "values": [REQUEUE]}}',
+        RULES,
+    ),
+    Mutant(
+        "a bug of the script is started again",
+        MANIFESTS,
+        '{"action": "FailJob", "onExitCodes"',
+        '{"action": "Count", "onExitCodes"',
+        RULES,
+    ),
+    Mutant(
+        "a pod whose peers have no node yet fails after torch's minute",
+        "resilient/agent/nodes/meeting.py",
+        'parameters.get_as_int("join_timeout", 0) or 0',
+        "0",
+        "tests/unit/agent/test_late_first_node.py -k late",
     ),
 ]
