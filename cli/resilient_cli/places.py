@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient_cli.completing import complete_ref
+from resilient_cli.render import Format
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
@@ -42,6 +44,16 @@ def output_of(ctx: typer.Context) -> Output:
     """Return how the answer is wanted."""
     output: Output = ctx.find_root().obj
     return output
+
+
+def is_somebody_there(output: Output) -> bool:
+    """Say whether a question would be seen and could be answered."""
+    return (
+        sys.stdin.isatty()
+        and sys.stderr.isatty()
+        and output.format is Format.HUMAN
+        and not output.quiet
+    )
 
 
 def open_repository(place: str | None, repo: str | None) -> Store:

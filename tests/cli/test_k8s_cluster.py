@@ -9,6 +9,7 @@ import time
 import pytest
 from clusters import condition, holder, pod, warning, workload
 
+from resilient_cli.kubernetes.states import state_of
 from tests.services.apirequests import TOKEN
 from tests.services.apiserver import Fault
 
@@ -96,9 +97,8 @@ def test_a_run_in_a_queue_waits_and_is_not_suspended(cluster, seen, call):
         ((holder("jobset", condition("Failed", "FailedJobs")),), 1),
     ],
 )  # fmt: skip
-def test_the_exit_code_of_wait_is_that_of_the_run(objects, status, cluster, call):
-    put(cluster, *objects)
-    assert call("k8s", "wait", "gpt2").status == status
+def test_the_exit_code_of_wait_is_that_of_the_run(objects, status):
+    assert state_of(objects[0], objects[1:], None, ()).exit_code == status
 
 
 def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkeypatch):

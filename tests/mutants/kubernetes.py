@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 TESTS = "tests/cli/test_k8s_cluster.py"
 STATES = "cli/resilient_cli/kubernetes/states.py"
 LOOK = "cli/resilient_cli/kubernetes/look.py"
+CHANGE = "cli/resilient_cli/kubernetes/change.py"
+APPLYING = "tests/cli/test_k8s_applying.py"
 FOLLOW = "cli/resilient_cli/kubernetes/follow.py"
 MANIFESTS = "cli/resilient_cli/kubernetes/manifests.py"
 RULES = "tests/k8s/test_job_controller.py -k becomes"
@@ -46,6 +48,34 @@ MUTANTS = [
         "if time > before:",
         "if time:",
         f"{TESTS} -k through_a_cut",
+    ),
+    Mutant(
+        "a dry run applies",
+        CHANGE,
+        '*_APPLY, "--dry-run=server")',
+        "*_APPLY)",
+        f"{APPLYING} -k changes_nothing",
+    ),
+    Mutant(
+        "a run that Kueue admitted is suspended again",
+        CHANGE,
+        'suspend = before["spec"].get("suspend", False)',
+        "suspend = True",
+        f"{APPLYING} -k kueue_says",
+    ),
+    Mutant(
+        "the value of a secret stands in a difference",
+        CHANGE,
+        'return json.dumps({**value, "value": _HIDDEN})',
+        "return json.dumps(value)",
+        f"{APPLYING} -k names_the_fields",
+    ),
+    Mutant(
+        "delete asks nobody and deletes",
+        "cli/resilient_cli/commands/k8s.py",
+        "if asks and not is_somebody_there(output):",
+        "if False:",
+        f"{APPLYING} -k goes_and_what_stays",
     ),
     Mutant(
         "whoever is named in a URL stands in the logs",

@@ -159,6 +159,15 @@ class ApiServer:
             key = (resource, metadata["namespace"], metadata["name"])
             return self._store(key, deepcopy(made))
 
+    def set_by(self, manager: str, key: tuple[str, str, str], given: Object) -> None:
+        """Set fields of an object as another manager would, and take them from who had them."""
+        with self._lock:
+            owners = self._owners.setdefault(key, {})
+            for name, one in owners.items():
+                owners[name] = _without(one, given, [])
+            owners[manager] = given
+            self._store(key, _merge(self.objects[key], given))
+
     def apply(
         self, key: tuple[str, str, str], given: Object, asked: dict[str, str], *, dry: bool
     ) -> Object:
@@ -228,8 +237,8 @@ class ApiServer:
 
     @staticmethod
     def _require_changeable(known: Object, merged: Object) -> None:
-        template = known.get("spec", {}).get("template")
-        if known and merged["kind"] == "Job" and merged["spec"]["template"] != template:
+        is_fixed = known and merged["kind"] == "Job"
+        if is_fixed and merged["spec"]["template"] != known["spec"]["template"]:
             name = known["metadata"]["name"]
             raise Refused(422, f'Job.batch "{name}" is invalid: spec.template: field is immutable')
 

@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 
 from resilient.clock import SystemClock
+from resilient.errors import UsageError
+from resilient_cli.kubernetes.change import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.follow import Asked, Line, follow, read
 from resilient_cli.kubernetes.kubectl import Cluster
 from resilient_cli.kubernetes.look import look, wait
 from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.options import option, takes_a_run
 from resilient_cli.kubernetes.run import Flavor, KubeRun, check_names
-from resilient_cli.places import output_of
+from resilient_cli.places import is_somebody_there, output_of
 from resilient_cli.render import redact, show
+from resilient_cli.views.applying import changes, deletion
 from resilient_cli.views.k8s import rendered
 from resilient_cli.views.kubernetes import ended, printed, state_of_run
 
@@ -44,6 +47,93 @@ def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     kubectl apply -f -
     """
     show(rendered(run, flavor, manifests(run, flavor)), output_of(ctx))
+    return 0
+
+
+@app.command("diff")
+@takes_a_run
+def diff(
+    ctx: typer.Context,
+    run: KubeRun,
+    flavor: Flavor,
+    *,
+    exit_code: Annotated[
+        bool, option("Exit with 1 if anything would change.", "--exit-code")
+    ] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Say what `apply` would change in the cluster: the cluster tries it, and changes nothing.
+
+    Exit code 0; with --exit-code 1 if anything would change.
+
+    Example: resilient k8s diff --image IMAGE --name gpt2 -- train --repo s3://lab/run train.py
+    """
+    cluster = Cluster(context, run.namespace, kubeconfig)
+    found, _ = plan(cluster, manifests(run, flavor))
+    show(changes("diff", found, run.name, cluster), output_of(ctx))
+    return 1 if exit_code and any(one.action != "unchanged" for one in found) else 0
+
+
+@app.command("apply")
+@takes_a_run
+def apply(
+    ctx: typer.Context,
+    run: KubeRun,
+    flavor: Flavor,
+    *,
+    dry_run: Annotated[
+        bool, option("Let the cluster try it, and change nothing.", "--dry-run")
+    ] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Make a run in the cluster, or change it: what `render` writes, by server-side apply.
+
+    The cluster tries all of it first; when it refuses a part, nothing is changed.
+
+    Example: resilient k8s apply --image IMAGE --name gpt2 -- train --repo s3://lab/run train.py
+    """
+    cluster = Cluster(context, run.namespace, kubeconfig)
+    found, wanted = plan(cluster, manifests(run, flavor))
+    if not dry_run:
+        carry_out(cluster, wanted)
+    show(changes("diff" if dry_run else "apply", found, run.name, cluster), output_of(ctx))
+    return 0
+
+
+@app.command("delete")
+def delete_run(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    name: Name = "train",
+    *,
+    dry_run: Annotated[bool, option("Only show the plan.", "--dry-run")] = False,
+    yes: Annotated[bool, option("Do not ask.", "-y", "--yes")] = False,
+    context: Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+) -> int:
+    """Delete what `apply` made of a run. Its pods save and leave; checkpoints and claims stay.
+
+    Exit code 0: done. 1: the answer to the question was no.
+
+    Example: resilient k8s delete gpt2 --dry-run
+    """
+    cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
+    asks = not (dry_run or yes)
+    if asks and not is_somebody_there(output):
+        raise UsageError(
+            "delete ends the run, and nobody is there to confirm it",
+            hint="look with --dry-run, then use --yes",
+        )
+    found = find_all(cluster, name)
+    if asks:
+        show(deletion(name, found, done=False), output)
+        if not typer.confirm(f"Delete {len(found)}?", err=True):
+            return 1
+    if not dry_run:
+        delete(cluster, found)
+    show(deletion(name, found, done=not dry_run), output)
     return 0
 
 

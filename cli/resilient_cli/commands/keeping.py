@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +14,15 @@ from resilient.vault.registry.retention import Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
 from resilient_cli.completing import complete_ref
-from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
-from resilient_cli.render import Format, show
+from resilient_cli.places import (
+    Place,
+    Repo,
+    committed_of,
+    is_somebody_there,
+    open_repository,
+    output_of,
+)
+from resilient_cli.render import show
 from resilient_cli.survey import Level, survey
 from resilient_cli.views.rotation import pruning, tagging, untagging
 
@@ -143,7 +149,7 @@ def _require_decided(retention: Retention, output: Output, *, asks: bool) -> Non
             "no policy was given, so there is nothing to decide by",
             hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
         )
-    if asks and not _is_somebody_there(output):
+    if asks and not is_somebody_there(output):
         raise UsageError(
             "prune deletes, and nobody is there to confirm it",
             hint="look with --dry-run, then use --yes",
@@ -159,13 +165,3 @@ def _require_tags(retention: Retention, found: Found, url: str) -> None:
     unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
     if unknown:
         raise UsageError(f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {url}")
-
-
-def _is_somebody_there(output: Output) -> bool:
-    """Say whether a question would be seen and could be answered."""
-    return (
-        sys.stdin.isatty()
-        and sys.stderr.isatty()
-        and output.format is Format.HUMAN
-        and not output.quiet
-    )

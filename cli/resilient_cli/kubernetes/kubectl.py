@@ -73,8 +73,8 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
     return [path, *cluster.options, *arguments]
 
 
-def ask(cluster: Cluster, *arguments: str, given: str = "") -> Any:
-    """Call kubectl and return the JSON that it answers; None if it says nothing.
+def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True) -> Any:
+    """Call kubectl and return the JSON that it answers; None if it says nothing, or no JSON.
 
     Raises:
         ConfigError: there is no kubectl, or what was asked cannot be, with its words.
@@ -92,7 +92,7 @@ def ask(cluster: Cluster, *arguments: str, given: str = "") -> Any:
         raise ClusterUnavailable(f"kubectl said nothing within {_SECONDS:g} s") from error
     if done.returncode:
         raise refusal(cluster, done.stderr)
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    return json.loads(done.stdout) if is_json and done.stdout.strip() else None
 
 
 def items(document: Any) -> list[dict[str, Any]]:
@@ -108,7 +108,11 @@ def items(document: Any) -> list[dict[str, Any]]:
 def refusal(cluster: Cluster, said: str) -> ResilientError:
     """Return the error that kubectl's words on stderr stand for."""
     lines = [line for line in said.splitlines() if line.strip() and not _LOGGED.match(line)]
-    text = " ".join(" ".join(lines or said.splitlines()[-1:]).split()) or "kubectl said nothing"
+    text = (
+        " ".join(" ".join(dict.fromkeys(lines or said.splitlines()[-1:])).split())
+        or "kubectl said nothing"
+    )
+    text = text.partition(" Please review the fields above")[0].removeprefix("error: ")
     found = _REASON.search(text)
     reason = found[1] if found else ""
     if reason in _DENIED or "(Unauthorized)" in text or "provide credentials" in text:
@@ -116,7 +120,7 @@ def refusal(cluster: Cluster, said: str) -> ResilientError:
         return ClusterDenied(text, hint=asked)
     if reason == "NotFound":
         return NotRunning(text, hint=cluster.spell("kubectl", "get", "jobs,pods"))
-    if reason == "Conflict":
+    if reason == "Conflict" or text.startswith("Apply failed with"):
         return ClusterConflict(
             text, hint="kubectl get -o yaml --show-managed-fields says whose field it is"
         )

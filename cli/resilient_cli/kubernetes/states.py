@@ -164,8 +164,8 @@ def state_of(
         cause.get("message", ""),
         queue,
         admission,
-        _repository(pods),
-        tuple(sorted(set(_claims(holder.get("spec"))))),
+        repository_of([holder, *pods]),
+        tuple(sorted(set(claims_of(holder.get("spec"))))),
         tuple(seen),
         tuple(_warnings({metadata["name"], *(one.name for one in seen)}, events)),
     )
@@ -227,24 +227,26 @@ def _admission(workload: Object | None) -> str:
     return "evicted" if workload is not None and _condition(workload, "Evicted") else "pending"
 
 
-def _repository(pods: Sequence[Object]) -> str:
-    for pod in pods:
-        words = pod.get("spec", {}).get("containers", [{}])[0].get("args", [])
-        for word, after in zip(words, [*words[1:], ""], strict=True):
-            if word in ("--repo", "-r"):
-                return str(after)
-            if word.startswith("--repo="):
-                return str(word.partition("=")[2])
-    return ""
+def repository_of(made: Any) -> str:
+    """Return the repository that a command somewhere in an object names; empty for none."""
+    words = (made.get("args") or []) if isinstance(made, dict) else []
+    for number, word in enumerate(words):
+        if word in ("--repo", "-r"):
+            return str(words[number + 1])
+        if word.startswith("--repo="):
+            return str(word.partition("=")[2])
+    below = made.values() if isinstance(made, dict) else made if isinstance(made, list) else ()
+    return next(filter(None, map(repository_of, below)), "")
 
 
-def _claims(value: Any) -> list[str]:
+def claims_of(value: Any) -> list[str]:
+    """Return the names of PersistentVolumeClaims somewhere in an object."""
     if isinstance(value, list):
-        return [name for one in value for name in _claims(one)]
+        return [name for one in value for name in claims_of(one)]
     if not isinstance(value, dict):
         return []
     own = [value["claimName"]] if isinstance(value.get("claimName"), str) else []
-    return own + [name for one in value.values() for name in _claims(one)]
+    return own + [name for one in value.values() for name in claims_of(one)]
 
 
 def _warnings(names: set[str], events: Sequence[Object]) -> list[EventSeen]:
