@@ -160,12 +160,16 @@ def test_the_grace_follows_what_saves_took(tmp_path, render, call):
 
 def test_what_the_command_says_itself_is_said_once(render):
     own = ("--grace", "12", "--nproc-per-node", "4", "--notice", "file:/n")
+    own += ("--rdzv-conf", "join_timeout=60")
     (job,) = (one for one in render(*IMAGE, "--", "train", *own, "t.py") if one["kind"] == "Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert [one for one in container["args"] if one.startswith(("--grace=", "--n"))] == [
+    assert [
+        one for one in container["args"] if one.startswith(("--grace=", "--n", "--rdzv-c"))
+    ] == [
         "--nnodes=1",
         "--nproc-per-node",
         "--notice",
+        "--rdzv-conf",
     ]
     assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 17
 
