@@ -194,6 +194,7 @@ def test_logs_are_followed_through_a_cut_and_a_preemption(cluster, call, monkeyp
             time.sleep(0.01)
         time.sleep(0.1)
         cluster.cuts += 1
+        time.sleep(0.1)
         first.append("2026-11-23T10:00:01.500000000Z after the cut")
         while cluster.seen.count(opened) < 2:
             time.sleep(0.01)

@@ -155,14 +155,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain")
         self.send_header("Connection", "close")
         self.end_headers()
-        since = asked.get("sinceTime", "")
+        # A time in a request has no fractions: all lines of its second come.
+        since = asked.get("sinceTime", "").rstrip("Z")
         sent = max(0, len(lines) - tail) if tail >= 0 else 0
         cuts = self.api.cuts
         while True:
-            fresh = [one for one in lines[sent:] if one >= since]
+            there = lines[sent:]
+            fresh = [one for one in there if one[: len(since)] >= since]
             self.wfile.write("".join(f"{one}\n" for one in fresh).encode())
             self.wfile.flush()
-            sent += len(fresh)
+            sent += len(there)
             if asked.get("follow") != "true" or self._ended(pod):
                 break
             if self.api.cuts != cuts:
