@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 from endings import differences, ending
+from gangs import ROOT
+from pages import paste, section, shell_of
 from slurm_jobs import SlurmRun, calm
 
 from tests.services.slurm import Slurm, why_impossible
@@ -60,6 +63,16 @@ def test_preempted_three_times_in_a_row_it_ends_with_the_same_bits(cluster, unbr
     assert run.log().count("exit 75: saved; job") == 3
     assert len(run.starts()) == 4
     assert not list(tmp_path.glob("logs/*.failures"))
+
+
+def test_what_the_page_says_ends_with_a_run_that_was_requeued(cluster, tmp_path):
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    work, said = paste(shell_of(section(page, "SLURM")), tmp_path, cluster.environment)
+    log = "".join(one.read_text() for one in (work / "logs").glob("*.log"))
+    assert "  exit 75: " in log
+    assert re.search(r"resumed from checkpoint-\d+-g1 ", log)
+    assert "COMPLETED" in said, said
+    assert "Proven up to checkpoint-2000-g2" in said, said
 
 
 def test_what_another_start_would_not_mend_is_not_requeued(cluster, tmp_path):
