@@ -261,13 +261,13 @@ def restore(
     if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:
         # What fitted in the last life fits in this one, and makes the same bits.
         set_batch(run, hooks, state.train_batch_size)
+    callbacks.context["shelf"] = shelf_of(session, run.saver)
+    had_no_step_left = state.global_step >= state.max_steps
+    replan(run, hooks, state, callbacks)
     # A run that had no step left is not finished when it is given more; one that a callback
     # ended stays ended.
-    control = callbacks.control
-    if control.should_training_stop and state.global_step >= state.max_steps:
-        control.should_training_stop = False
-    callbacks.context["shelf"] = shelf_of(session, run.saver)
-    replan(run, hooks, state, callbacks)
+    if had_no_step_left and state.global_step < state.max_steps:
+        callbacks.control.should_training_stop = False
 
 
 def set_batch(run: Run, hooks: TrainerHooks, batch: int) -> None:

@@ -156,6 +156,13 @@ class Saver:
         self._saved_step = step
         return True
 
+    def outdate(self) -> None:
+        """Have this step saved if that is asked for, though a life before was stopped in it.
+
+        Its checkpoint knows nothing of the evaluation that was due first.
+        """
+        self._saved_step = -1
+
     def before_update(self) -> None:
         """Wait until the state may change that the last save is still copying.
 

@@ -204,13 +204,15 @@ class TrainerControl:
     def state_dict(self) -> dict[str, bool]:
         """Return the flags that outlive a step, and an evaluation that was cut short.
 
-        The others are done when a save is made.
+        With that, the save that was to come after it; else all others are done when one is made.
         """
         flags = {
             "should_training_stop": self.should_training_stop,
             "should_epoch_stop": self.should_epoch_stop,
         }
-        return flags | ({"should_evaluate": True} if self.should_evaluate else {})
+        if not self.should_evaluate:
+            return flags
+        return {**flags, "should_evaluate": True, "should_save": self.should_save}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back the flags that are known."""

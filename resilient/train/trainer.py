@@ -242,6 +242,7 @@ class Trainer(TrainerBase):
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
         if self.control.should_evaluate:
+            run.saver.outdate()
             self._log_evaluate_save(run)  # the last life was stopped in it
 
     def _log_evaluate_save(self, run: Run) -> None:

@@ -69,6 +69,17 @@ def test_the_run_ends_with_the_bits_and_the_history_of_an_unbroken_one(tmp_path,
     assert stopped[-1] in steps or kind == "best model"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("again", [(), (1,), (2, 1)], ids=str)
+def test_so_does_one_that_was_stopped_in_its_last_evaluation(tmp_path, kind, again):
+    first, length = (2, {"num_train_epochs": 1}) if kind == "epochs" else (5, {"max_steps": 10})
+    options = {**KINDS[kind], **length}
+    train(tmp_path / "unbroken", **options)
+    stopped = train(tmp_path / "cut", first, *again, **options)
+    assert stopped == [13 if kind == "epochs" else 10] * (1 + len(again))
+    assert differences(ending(tmp_path / "cut"), ending(tmp_path / "unbroken")) == []
+
+
 def test_a_stop_in_an_evaluation_at_the_start_saves_nothing_and_begins_again(tmp_path):
     options = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 5}
     train(tmp_path / "unbroken", **options)
