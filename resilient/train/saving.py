@@ -127,7 +127,7 @@ class Saver:
         self._checkpointer.close()
         self._checkpointer = checkpointer
         resumed = self.resume("auto", "rollback")
-        self._saved_step = -1
+        self.outdate()
         return resumed
 
     @property
@@ -157,10 +157,7 @@ class Saver:
         return True
 
     def outdate(self) -> None:
-        """Have this step saved if that is asked for, though a life before was stopped in it.
-
-        Its checkpoint knows nothing of the evaluation that was due first.
-        """
+        """Have this step saved, if that is asked for, though a life before has saved it."""
         self._saved_step = -1
 
     def before_update(self) -> None:

@@ -242,8 +242,8 @@ class Trainer(TrainerBase):
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
         if self.control.should_evaluate:
-            run.saver.outdate()
-            self._log_evaluate_save(run)  # the last life was stopped in it
+            run.saver.outdate()  # the last life was stopped in it, and saved the step without
+            self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: Run) -> None:
         """Do what the control flags ask for, in the field's order: log, evaluate, best, save."""

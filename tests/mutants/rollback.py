@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant(
         "the way back is not saved",
         "resilient/train/saving.py",
-        "        self._saved_step = -1\n",
+        "        self.outdate()\n",
         "",
         f"{BACK} -k stop_that_was_agreed",
     ),
