@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 MEETING = (
     *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
@@ -18,6 +18,13 @@ MEETING = (
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"-+(?:[\w.-]*[-_.])?"
+    r"(?:token|secret|password|passwd|credentials?|(?:api|access|secret|private|account)[-_.]?key)",
+    re.IGNORECASE,
+)
+_TOKEN_OF_TEXT = re.compile(r".*(?:pad|eos|bos|unk|mask|sep|cls)[-_.]token", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w*)=([^\s;&]+)")
 _USER_INFO = re.compile(r"://[^/\s@]+@")
 
 
@@ -34,6 +41,26 @@ def is_secret(name: str, value: str) -> bool:
 def names_user(text: str) -> bool:
     """Say whether a URL in ``text`` has a user or a password in it."""
     return _USER_INFO.search(text) is not None
+
+
+def secret_option(words: Iterable[str]) -> str:
+    """Return the first option of a command that sounds like a secret with a value; else nothing."""
+    for word in words:
+        name = word.partition("=")[0]
+        if _SECRET_OPTION.fullmatch(name) and not _TOKEN_OF_TEXT.fullmatch(name):
+            return name
+    return ""
+
+
+def secret_assigned(line: str) -> str:
+    """Return the first variable that a line of shell sets to a secret itself; else nothing.
+
+    What is read from elsewhere when the line runs, as ``$(cat FILE)`` or ``$OTHER``, is none.
+    """
+    for name, value in _ASSIGNED.findall(line):
+        if is_secret(name, value) and value.lstrip("'\"")[:1] not in ("$", "`"):
+            return str(name)
+    return ""
 
 
 def refuse_given(given: Collection[str], decided: Mapping[str, str]) -> None:

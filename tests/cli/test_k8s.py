@@ -122,6 +122,8 @@ def test_the_policy_is_the_table_of_exit_codes(render):
         ((*IMAGE, "--flavor", "kueue", *TRAIN), 78, "--queue and --flavor kueue go together"),
         ((*IMAGE, "--", "train", "--repo", "s3://me:pw@h/b", "t.py"), 78, "or a password in it"),
         ((*IMAGE, "--", "train", "--storage-options", "{}", "t.py"), 78, "give --secret"),
+        ((*IMAGE, *TRAIN, "--hub_token=pw"), 78, "--hub_token: its value would be in the Job"),
+        ((*IMAGE, *TRAIN, "--password", "pw"), 78, "--password: its value would be in the Job"),
         ((*IMAGE, "--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the manifests say"),
         ((*IMAGE, "--", "train", "--metrics-port", "1", "t.py"), 78, "the probe of the pods"),
         ((*IMAGE, "--spot", "gke", "--", "train", "--grace", "20", "t.py"), 78, "notice 15 s"),

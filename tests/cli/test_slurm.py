@@ -103,6 +103,10 @@ def test_submit_dry_run_prints_what_render_does(call):
         (("--env", "PROXY=http://me:pw@x", *TRAIN), 78, "its value would be in the script"),
         (("--env", "A=1\nrm -r x", *TRAIN), 78, "has more than one line"),
         (("--setup", "a\nb", *TRAIN), 78, "--setup takes one line"),
+        (("--setup", "export HF_TOKEN=pw", *TRAIN), 78, "--setup: the value of HF_TOKEN"),
+        (("--setup", "cd x; API_KEY='pw' y", *TRAIN), 78, "--setup: the value of API_KEY"),
+        ((*TRAIN, "--hf_token=pw"), 78, "--hf_token: its value would be in the script"),
+        ((*TRAIN, "--api-key", "pw"), 78, "--api-key: its value would be in the script"),
         (("--", "train", "--repo", "s3://me:pw@h/b", "t.py"), 78, "a user or a password in it"),
         (("--", "train", "--storage-options", "{}", "t.py"), 78, "the script would have them"),
         (("--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the batch script says"),
@@ -184,6 +188,27 @@ def test_submit_makes_the_folder_for_logs_and_tells_the_number(slurm, call, tmp_
     assert seen("slurm-submit", "slurm", "submit", *logs, *TRAIN).status == 0
     assert (tmp_path / "new" / "logs").is_dir()
     assert (tmp_path / "given").read_text() == call("slurm", "render", *logs, *TRAIN).stdout
+
+
+@pytest.mark.parametrize("words", ["echo 'Unable to contact slurm' >&2; exit 1", "exit 1"])
+def test_a_job_that_was_submitted_is_told_though_slurm_says_no_more(words, slurm, call, tmp_path):
+    slurm("sbatch", "cat > /dev/null; echo 12")
+    slurm("scontrol", words)
+    ended = call("slurm", "submit", "--logs", tmp_path, "-q", *TRAIN)
+    assert (ended.status, ended.stdout) == (0, "12\n"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--setup", "export HF_TOKEN=$(cat ~/.token)", *TRAIN),
+        ("--setup", 'export API_KEY="$OTHER"', *TRAIN),
+        (*TRAIN, "--max_new_tokens", "5", "--pad_token", "x", "--tokenizer_name=y"),
+    ],
+)
+def test_what_only_sounds_like_a_secret_is_rendered(options, call):
+    ended = call("slurm", "render", *options)
+    assert ended.status == 0, ended.stderr
 
 
 @pytest.mark.parametrize(

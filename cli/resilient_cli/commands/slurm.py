@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from resilient.agent.notices.judging import LEAD_SECONDS
-from resilient.errors import ConfigError, UsageError
+from resilient.errors import ConfigError, DeadlineExceeded, NotRunning, UsageError
 from resilient_cli.doctor import budget
 from resilient_cli.given import given_to_train
+from resilient_cli.launching import secret_assigned
 from resilient_cli.places import output_of
 from resilient_cli.render import show
 from resilient_cli.slurm import queue
@@ -157,9 +158,16 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     except OSError as error:
         raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from error
     number = queue.submit(render(job))
-    log = next(iter(queue.look(number))).log
-    show(submitted(job, number, log), output_of(ctx))
+    show(submitted(job, number, _log_of(number)), output_of(ctx))
     return 0
+
+
+def _log_of(number: str) -> str:
+    """Return the log of a job that was submitted; empty if SLURM does not say it now."""
+    try:
+        return next(iter(queue.look(number))).log
+    except (ConfigError, DeadlineExceeded, NotRunning):
+        return ""
 
 
 @app.command("status")
@@ -215,6 +223,11 @@ def _job(
     check_command(words[1:], set(given), place.array)
     if any("\n" in line for line in asked.setup):
         raise ConfigError("--setup takes one line; give it once for each")
+    if variable := next(filter(None, map(secret_assigned, asked.setup)), ""):
+        raise ConfigError(
+            f"--setup: the value of {variable} would be in the script and in SLURM's records",
+            hint=f"export {variable} where you call sbatch, and give --env {variable}",
+        )
     grace = _grace_seconds(given.get("grace"), events, notice)
     lead = math.ceil(grace + budget.MARGIN_SECONDS)
     # The agent knows the end of the job too, and leaves at its own lead before it.

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient_cli.doctor import budget
-from resilient_cli.launching import MEETING, is_secret, is_variable, names_user, refuse_given
+from resilient_cli.launching import (
+    MEETING,
+    is_secret,
+    is_variable,
+    names_user,
+    refuse_given,
+    secret_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -214,6 +221,11 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
                 "a URL of the command has a user or a password in it, and the Job would show it",
                 hint="take them out, and give RESILIENT_STORAGE_OPTIONS by --secret",
             )
+    if option := secret_option(command):
+        raise ConfigError(
+            f"{option}: its value would be in the Job, for everybody who sees that",
+            hint="have the script read a variable, and give that by --secret",
+        )
 
 
 def fit_times(given: float | None, took: budget.Took, spot: Spot, deadline_seconds: int) -> Times:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
-from resilient_cli.launching import MEETING, is_secret, is_variable, names_user, refuse_given
+from resilient_cli.launching import (
+    MEETING,
+    is_secret,
+    is_variable,
+    names_user,
+    refuse_given,
+    secret_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,6 +202,11 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
             )
         if "\n" in word or "\0" in word:
             raise ConfigError(f"{word!r} has more than one line")
+    if option := secret_option(command):
+        raise ConfigError(
+            f"{option}: its value would be in the script and in SLURM's records",
+            hint="have the script read a variable; export it where you call sbatch, and --env NAME",
+        )
     has_task = any(TASK in word for word in command)
     if array and not has_task:
         raise ConfigError(

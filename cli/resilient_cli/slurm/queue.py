@@ -136,5 +136,5 @@ def _silent(program: str, said: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"SLURM does not answer {program}: {said}",
         deadline_seconds=_SECONDS,
-        hint="scontrol ping; nothing was submitted or changed",
+        hint="scontrol ping; squeue --me says whether a job was submitted all the same",
     )

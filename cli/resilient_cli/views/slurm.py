@@ -30,7 +30,7 @@ def submitted(job: SlurmJob, number: str, log: str) -> Answer:
     pairs = (
         ("job", number),
         ("signal", f"{job.lead_seconds} s before its time is over; --grace {job.grace_seconds:g}"),
-        ("log", log),
+        *((("log", log),) if log else ()),
     )
     blocks = (
         Facts(pairs),
