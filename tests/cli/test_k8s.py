@@ -112,6 +112,13 @@ def test_the_policy_is_the_table_of_exit_codes(render):
         ((*IMAGE, "--memory", "64GB", *TRAIN), 78, "--memory '64GB' is not a size"),
         ((*IMAGE, "--cpu", "many", *TRAIN), 78, "--cpu 'many' is not 8, 0.5 or 500m"),
         ((*IMAGE, "--shm", "16Gi", *TRAIN), 78, "--shm 16Gi is part of --memory 16Gi"),
+        ((*IMAGE, "--identity", "eks=x", *TRAIN), 78, "--identity 'eks=x' is not eks, irsa="),
+        ((*IMAGE, "--identity", "gke", *TRAIN), 78, "--identity 'gke' is not eks, irsa="),
+        ((*IMAGE, "--identity", "me=x", *TRAIN), 78, "--identity 'me=x' is not eks, irsa="),
+        ((*IMAGE, "--identity", "irsa=a b", *TRAIN), 78, "a name has no blanks"),
+        ((*IMAGE, "--egress", "10.0.0.0/8", *TRAIN), 78, "is not CIDR:PORT"),
+        ((*IMAGE, "--egress", "10.0.0.1/8:9000", *TRAIN), 78, "has host bits set"),
+        ((*IMAGE, "--egress", "10.0.0.0/8:70000", *TRAIN), 78, "is not CIDR:PORT"),
         ((*IMAGE, "--env", "A-B=1", *TRAIN), 78, "--env 'A-B' is not NAME=VALUE"),
         ((*IMAGE, "--env", "A", *TRAIN), 78, "--env 'A' is not NAME=VALUE"),
         ((*IMAGE, "--env", "A=1", "--env", "A=2", *TRAIN), 78, "--env A stands twice"),
@@ -195,6 +202,58 @@ def test_spot_nodes_are_tolerated_as_by_the_component(spot, render):
     values = {one["path"]: one.get("value") for each in patches for one in each}
     assert pod["tolerations"] == [values["/spec/template/spec/tolerations/-"]]
     assert pod["nodeSelector"] == values["/spec/template/spec/nodeSelector"]
+
+
+def egress(made):
+    (policy,) = (one for one in made if one["kind"] == "NetworkPolicy")
+    return policy["spec"]["egress"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "component"),
+    [("eks", "s3-pod-identity"), ("gke=a@b.iam", "gcs-workload-identity")],
+)
+def test_an_identity_reaches_what_hands_it_out_as_by_the_component(identity, component, render):
+    made = render(*IMAGE, "--identity", identity, *TRAIN)
+    text = (K8S / f"components/{component}/kustomization.yaml").read_text(encoding="utf-8")
+    patches = [yaml.safe_load(one["patch"]) for one in yaml.safe_load(text)["patches"]]
+    values = {one["path"]: one.get("value") for each in patches for one in each}
+    assert [one for one in egress(made) if one == values["/spec/egress/-"]]
+    assert values["/spec/egress/-"] not in egress(render(*IMAGE, *TRAIN))
+
+
+@pytest.mark.parametrize("flavor", KINDS)
+@pytest.mark.parametrize(
+    ("identity", "annotation", "label"),
+    [
+        ("irsa=arn:aws:iam::1:role/r", "eks.amazonaws.com/role-arn", None),
+        ("gke=run@lab.iam.gserviceaccount.com", "iam.gke.io/gcp-service-account", None),
+        ("azure=0-1", "azure.workload.identity/client-id", "azure.workload.identity/use"),
+    ],
+)
+def test_an_identity_is_told_where_the_cloud_looks(flavor, identity, annotation, label, render):
+    made = render(*flavored(flavor), *FULL, "--identity", identity, *TRAIN)
+    (account,) = (one for one in made if one["kind"] == "ServiceAccount")
+    assert account["metadata"]["annotations"] == {annotation: identity.partition("=")[2]}
+    (labels,) = (one["metadata"]["labels"] for each in made for one in pods(each))
+    assert label is None or labels[label] == "true"
+    assert [one for each in made for one in check_schema(each, VERSIONS[-1])] == []
+    assert [one for each in made for one in check_rules(each)] == []
+
+
+def test_a_store_of_ones_own_can_be_reached(render):
+    options = ("--egress", "10.0.0.0/8:9000", "--egress", "fd00::/8:443")
+    made = render(*IMAGE, *options, *TRAIN)
+    assert [
+        (rule["to"][0]["ipBlock"]["cidr"], rule["ports"][0]["port"]) for rule in egress(made)[-2:]
+    ] == [("10.0.0.0/8", 9000), ("fd00::/8", 443)]
+    assert [one for each in made for one in check_schema(each, VERSIONS[-1])] == []
+
+
+@pytest.mark.parametrize("flavor", KINDS)
+def test_no_run_takes_longer_than_it_may(flavor, render):
+    made = render(*flavored(flavor), *IMAGE, "--deadline", "1", *TRAIN)
+    assert '"activeDeadlineSeconds": 3600' in json.dumps(made)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.exit_codes import PERMANENT
 from resilient_cli.kubernetes.pod import METRICS_PORT, PORT, labels, template
+from resilient_cli.kubernetes.reach import rule
 from resilient_cli.kubernetes.run import Flavor, Spot
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def manifests(run: KubeRun, flavor: Flavor) -> list[dict[str, Any]]:
         Flavor.PYTORCHJOB: _pytorchjob,
     }
     account = _object(run, "v1", "ServiceAccount", {"automountServiceAccountToken": False})
+    if run.identity.annotations:
+        account["metadata"]["annotations"] = run.identity.annotations
     found = [account, _network(run)]
     if flavor in (Flavor.JOB, Flavor.KUEUE):
         found.append(_service(run))
@@ -61,8 +64,9 @@ def _network(run: KubeRun) -> dict[str, Any]:
     ]
     if run.spot in (Spot.AWS, Spot.AKS):
         # Where the notice comes from.
-        metadata = {"ipBlock": {"cidr": "169.254.169.254/32"}}
-        egress.append({"to": [metadata], "ports": [{"port": 80, "protocol": "TCP"}]})
+        egress.append(rule(["169.254.169.254/32"], [80]))
+    egress += run.identity.egress
+    egress += [rule([network], [port]) for network, port in run.egress]
     spec = {
         **ours,
         "policyTypes": ["Ingress", "Egress"],
@@ -115,9 +119,10 @@ def _sets(run: KubeRun, container: str, part: str) -> dict[str, Any]:
     permanent = {
         "name": "permanent",
         "action": "FailJobSet",
-        "onJobFailureReasons": ["PodFailurePolicy"],
+        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
     }
     spec = _job_spec(run, container, f"{run.name}-{part}-0-0")
+    spec["activeDeadlineSeconds"] = run.times.deadline
     return {
         "network": {"publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": _JOB_SETS, "rules": [permanent]},

@@ -13,6 +13,7 @@ import typer
 from resilient.errors import ConfigError, UsageError
 from resilient_cli.doctor import budget
 from resilient_cli.given import given_to_train
+from resilient_cli.kubernetes.reach import parse_egress, parse_identity
 from resilient_cli.kubernetes.run import (
     Flavor,
     KubeRun,
@@ -55,6 +56,18 @@ Disk = Annotated[str, option("Scratch space of each pod.")]
 SpotOf = Annotated[Spot, option("Spot nodes of whom; sets what a notice leaves.", "--spot")]
 Env = Annotated[list[str] | None, option("NAME=VALUE to set; nothing secret.", "--env")]
 Secret = Annotated[list[str] | None, option("A Secret whose entries become variables.", "--secret")]
+IdentityOf = Annotated[
+    str,
+    option(
+        "Who pods are for the store: eks (Pod Identity), irsa=ROLE_ARN, gke=SERVICE_ACCOUNT or "
+        "azure=CLIENT_ID.",
+        "--identity",
+    ),
+]
+Egress = Annotated[
+    list[str] | None,
+    option("CIDR:PORT that pods may reach, besides port 443 everywhere.", "--egress"),
+]
 Claim = Annotated[str, option("A PersistentVolumeClaim, mounted at /checkpoints.")]
 Queue = Annotated[str, option("LocalQueue of Kueue, for --flavor kueue.")]
 MaxFailures = Annotated[
@@ -105,6 +118,8 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
     env: Env = None,
     secret: Secret = None,
     claim: Claim = "",
+    identity: IdentityOf = "",
+    egress: Egress = None,
     queue: Queue = "",
     max_failures: MaxFailures = 6,
     deadline: Deadline = 168.0,
@@ -132,6 +147,8 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
         claim=claim,
         queue=queue,
         given=frozenset(given),
+        identity=parse_identity(identity),
+        egress=parse_egress(egress or ()),
     )
 
 

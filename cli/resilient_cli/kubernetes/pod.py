@@ -90,7 +90,7 @@ def template(run: KubeRun, container: str, first: str, *, restarts: bool = False
         spec["nodeSelector"] = selector
     if wanted:
         spec["tolerations"] = wanted
-    return {"metadata": {"labels": labels(run)}, "spec": spec}
+    return {"metadata": {"labels": {**labels(run), **run.identity.labels}}, "spec": spec}
 
 
 def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[str, Any]:

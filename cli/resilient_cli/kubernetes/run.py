@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient_cli.doctor import budget
+from resilient_cli.kubernetes.reach import NOBODY, Identity
 from resilient_cli.launching import (
     MEETING,
     is_secret,
@@ -106,6 +107,8 @@ class KubeRun:
         claim: a PersistentVolumeClaim at ``/checkpoints``.
         queue: of Kueue.
         given: options of ``train`` that the command gives itself.
+        identity: who the pods are for the cloud.
+        egress: networks and ports that they may reach besides port 443 everywhere.
     """
 
     name: str
@@ -123,6 +126,8 @@ class KubeRun:
     claim: str = ""
     queue: str = ""
     given: frozenset[str] = frozenset()
+    identity: Identity = NOBODY
+    egress: tuple[tuple[str, int], ...] = ()
 
 
 def check_names(named: Mapping[str, str]) -> None:
