@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shlex
 import subprocess
@@ -10,6 +11,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "10001"
@@ -47,7 +50,7 @@ exec resilient train mine/train.py --config mine/train.toml --max_steps 60 --eva
 
 @pytest.fixture
 def installed(tmp_path):
-    """Install the wheel, and nothing else, in an environment that borrows its dependencies."""
+    """Install the wheel in an environment that has what its metadata asks for, and no more."""
 
     def run(*command):
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=120)
@@ -62,10 +65,42 @@ def installed(tmp_path):
     script = venv / "bin" / "resilient"
     script.write_text(script.read_text().replace(str(venv), "/opt/venv"))
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = venv / "lib" / python / "site-packages"
     # Names in a .pth file do not bring the .pth files of their folders: no source tree of ours.
-    borrowed = sysconfig.get_path("purelib")
-    (venv / "lib" / python / "site-packages" / "borrowed.pth").write_text(f"{borrowed}\n")
+    (site / "borrowed.pth").write_text("/opt/venv/borrowed\n")
+    borrow(needed_by(site), venv / "borrowed")
     return venv
+
+
+def needed_by(site):
+    """Return the distributions that what is installed there asks for, and those ask for."""
+    (wheel,) = importlib.metadata.distributions(path=[str(site)])
+    found, left = {}, [wheel]
+    while left:
+        for text in left.pop().requires or ():
+            asked = Requirement(text)
+            if asked.marker is None or asked.marker.evaluate({"extra": ""}):
+                name = canonicalize_name(asked.name)
+                if name not in found:
+                    found[name] = importlib.metadata.distribution(asked.name)
+                    left.append(found[name])
+    return found
+
+
+def borrow(distributions, folder):
+    """Make a folder with the top of each distribution: a package that is not asked for is away."""
+    folder.mkdir()
+    place = Path(sysconfig.get_path("purelib"))
+    files = (file for one in distributions.values() for file in one.files or ())
+    for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+        if (place / top).exists():
+            (folder / top).symlink_to(place / top)
+
+
+def test_only_what_the_wheel_asks_for_is_there(installed):
+    there = {one.name for one in (installed / "borrowed").iterdir()}
+    assert {"torch", "numpy", "typer"} <= there
+    assert there.isdisjoint({"pytest", "transformers", "hypothesis", "lightning", "resilient"})
 
 
 def test_the_wheel_trains_as_nobody_on_a_root_that_cannot_be_written(installed, tmp_path):
