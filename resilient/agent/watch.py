@@ -152,7 +152,7 @@ class LifeWatch:
         failed = self._has_failed()
         outcome = self._failed(math.inf) if failed else None
         # Another node may have stopped its workers because of a change that we have not seen.
-        self._members.look()
+        self._members.look_afresh()
         if self._members.is_changed:
             return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
         if outcome is not None:

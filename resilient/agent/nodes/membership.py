@@ -64,6 +64,11 @@ class MembershipWatch:
             if self.lost_at_seconds is None:
                 self.lost_at_seconds = self._clock.monotonic_seconds()
 
+    def look_afresh(self) -> None:
+        """Ask now, and take no answer for one that torch has kept since an earlier question."""
+        forget_what_was_heard(self._handler)
+        self.look()
+
     def lost_for_seconds(self) -> float:
         """Return how long ago the rendezvous stopped to answer, 0 when it answers."""
         if self.lost_at_seconds is None:
@@ -91,6 +96,18 @@ def went_on_without(handler: RendezvousHandler) -> bool:
         return False
     state, node = holder.state, getattr(handler, "_this_node", None)
     return not state.closed and node not in state.participants
+
+
+def forget_what_was_heard(handler: RendezvousHandler) -> None:
+    """Have the handler ask its store the next time.
+
+    Torch answers for a second with what it last heard. Within that another node can hear of one
+    that waits, stop its workers, and with them all of ours.
+    """
+    holder: Any = getattr(handler, "_state_holder", None)
+    if holder is not None:
+        # Its own first value: it has asked nobody yet.
+        holder._last_sync_time = -1  # noqa: SLF001
 
 
 class ExitBarrier:

@@ -93,6 +93,21 @@ def test_a_round_that_everybody_holds_is_no_change(handlers):
         assert not watch.is_changed
 
 
+def test_a_node_that_waits_is_seen_at_once_by_whoever_asks_afresh(handlers):
+    first, second = handlers
+    second._state_holder._cache_duration = 60
+    watch = watch_of(second)
+    watch.look()
+    first._state_holder.state.wait_list.add("a node that comes back")
+    first._state_holder.mark_dirty()
+    assert first.num_nodes_waiting() == 1
+    watch.look()
+    assert not watch.is_changed, "torch has not asked again"
+    watch.look_afresh()
+    assert watch.is_changed
+    assert watch.is_joined
+
+
 def test_a_node_that_the_others_took_for_dead_joins_again(handlers):
     first, second = handlers
     empties_the_round(first)
