@@ -29,6 +29,8 @@ mount --bind "$3" /etc/nsswitch.conf
 shift 3
 exec "$@"
 """
+# What an image says, here what this machine says; all else that a pod has is from its manifest.
+_IMAGE = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 _VARIABLE = re.compile(r"\$(\$|\((\w+)\))")
 PATIENCE_SECONDS = 180.0
 
@@ -182,8 +184,8 @@ class Box:
     def _start(self, index):
         container = self.pod["containers"][0]
         name = f"{self.manifest['metadata']['name']}-{index}"
-        env = {**os.environ, **self._environment(container, name)}
-        words = [_expand(one, env) for one in (*container["command"], *container["args"])]
+        told = self._environment(container, name)
+        words = [_expand(one, told) for one in (*container["command"], *container["args"])]
         assert words[0] == "resilient"
         self._lives += 1
         inside = (*self.network[index].inside, "unshare", "--mount", "sh", "-e", "-c", _ENTER)
@@ -193,7 +195,7 @@ class Box:
         with (self.folder / f"pod-{self._lives:03d}-{index}.txt").open("wb") as said:
             process = subprocess.Popen(
                 [*command, *words[1:]],
-                env=env,
+                env={one: os.environ[one] for one in _IMAGE if one in os.environ} | told,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

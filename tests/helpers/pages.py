@@ -36,25 +36,48 @@ def commands_of(text):
     return [line.split()[1:] for line in told]
 
 
-def paste(shell, folder, environment=()):
+def paste(shell, folder, environment=(), limit=200):
     """Run what a page says in a folder, with our program on the PATH; return what was said."""
     program = folder / "bin" / "resilient"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m resilient_cli "$@"\n')
     program.chmod(0o755)
-    environ = {**os.environ, **dict(environment), "OMP_NUM_THREADS": "1"}
-    environ["PATH"] = f"{program.parent}:{environ['PATH']}"
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    ours = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")]),
+    }
+    return _run(shell, folder, {**os.environ, **ours, **dict(environment)}, limit)
+
+
+def paste_on_a_new_machine(shell, folder, limit=400):
+    """Run what a page says where nothing of ours is, and its `pip install` finds this tree's wheel.
+
+    Our package is held to that wheel's version by a constraint; everything else is got from where
+    this machine's pip gets it.
+    """
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    held = folder / "constraints.txt"
+    held.write_text(f"resilient-train=={wheel.name.split('-')[1]}\n")
+    environ = {one: told for one, told in os.environ.items() if one != "PYTHONPATH"}
+    environ["PIP_CONSTRAINT"] = f"{ROOT / 'constraints.txt'} {held}"
+    environ["PIP_FIND_LINKS"] = f"{os.environ.get('PIP_FIND_LINKS', '')} {folder}".strip()
+    return _run(shell, folder, environ, limit)
+
+
+def _run(shell, folder, environ, limit):
+    """Let a shell that stops at the first failure run it; return the folder and what was said."""
     work = folder / "work"
     work.mkdir()
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", shell],
         cwd=work,
-        env=environ,
+        env={**environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=limit,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return work, done.stdout + done.stderr

@@ -88,9 +88,25 @@ def test_its_policy_is_that_of_the_exit_codes(built, name):
     found = [rules for one in built[name] for rules in policies(one)]
     # The operator of PyTorchJob knows none.
     assert len(found) == (name != "overlays/pytorchjob-v1")
-    for rules in found:
-        codes = [(one["action"], one.get("onExitCodes", {}).get("values")) for one in rules]
-        assert codes == [("Ignore", None), ("Ignore", REQUEUE), ("FailJob", list(PERMANENT))]
+    ((container,),) = (one["containers"] for one in trainers(built[name]))
+    wanted = [
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+        *(
+            {
+                "action": action,
+                "onExitCodes": {
+                    "containerName": container["name"],
+                    "operator": "In",
+                    "values": codes,
+                },
+            }
+            for action, codes in (("Ignore", REQUEUE), ("FailJob", list(PERMANENT)))
+        ),
+    ]
+    assert found in ([], [wanted])
 
 
 @pytest.mark.parametrize("name", NAMES)
