@@ -2,15 +2,18 @@
 
 ::
 
-    capture -> copy what a forward pass changes -> | copy the rest -> say that it is whole
-    training waits                                 | forward, backward, before_update(), step
+    capture -> copy what a forward pass changes -> | copy the rest -> | say that it is whole
+    training waits                                 | forward          | backward, before_update()
 
-Nothing is written and nothing is agreed on, so it costs what a copy costs. Why a step that all
-ranks hold is always there: :mod:`resilient.vault.keeper.holding`.
+Nothing is written and nothing is agreed on, so it costs what a copy costs. To say that it is whole
+takes the interpreter, which a forward pass needs too and torch's backward pass does not, so it
+waits for that if training tells when it begins. Why a step that all ranks hold is always there:
+:mod:`resilient.vault.keeper.holding`.
 """
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +48,17 @@ class Holding:
     Args:
         checkpointer: of the life; it has resumed.
         holder: of this rank.
+        lull: set by training whenever it does not need the interpreter for a while.
     """
 
-    def __init__(self, checkpointer: Checkpointer, holder: Holder) -> None:
+    def __init__(
+        self, checkpointer: Checkpointer, holder: Holder, lull: threading.Event | None = None
+    ) -> None:
         self._checkpointer = checkpointer
         self._holder = holder
         self._arenas = [Arena(partial(holder.buffer, slot)) for slot in range(SLOTS)]
         self._overlap = Overlap()
+        self._lull = lull or threading.Event()
         self._turns = 0
         self._failure: Failure | None = None
 
@@ -99,7 +106,8 @@ class Holding:
                 segment=about.segment,
             )
             if staged.rest:
-                self._overlap.copy(staged.rest, lambda spoiled: self._say(slot, job, spoiled))
+                self._lull.clear()
+                self._overlap.copy(staged.rest, lambda spoiled: self._say_late(slot, job, spoiled))
             else:
                 self._say(slot, job, None)
 
@@ -108,6 +116,7 @@ class Holding:
 
         Crash: as in ``hold``.
         """
+        self._lull.set()
         self._overlap.wait()
 
     def drop(self) -> None:
@@ -129,16 +138,26 @@ class Holding:
         for arena in self._arenas:
             arena.close()
 
+    def _say_late(self, slot: int, job: Job, spoiled: Failure | None) -> None:
+        self._lull.wait()
+        self._say(slot, job, spoiled)
+
     def _say(self, slot: int, job: Job, spoiled: Failure | None) -> None:
         """Say that a step is whole; one that was changed while it was copied is not."""
         said = spoiled or attempt(lambda: self._holder.hold(slot, job))
         self._failure = said if isinstance(said, Failure) else None
 
 
-def begin_to_hold(checkpointer: Checkpointer) -> Holding | None:
+def begin_to_hold(
+    checkpointer: Checkpointer, lull: threading.Event | None = None
+) -> Holding | None:
     """Return what holds the steps of this life if every rank can; else tell why not. Collective.
 
     Crash: nothing was stored.
+
+    Args:
+        checkpointer: of the life; it has resumed.
+        lull: as in ``Holding``.
     """
     desk, *_ = _lent(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
@@ -146,7 +165,7 @@ def begin_to_hold(checkpointer: Checkpointer) -> Holding | None:
     why_not = found.message if isinstance(found, Failure) else found
     reason = _agree_on(desk, why_not if isinstance(why_not, str) else "")
     if isinstance(found, Holder) and not reason:
-        return Holding(checkpointer, found)
+        return Holding(checkpointer, found, lull)
     if isinstance(found, Holder):
         found.close()
     desk.tell(HoldingEnded(reason))

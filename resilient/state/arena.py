@@ -10,6 +10,11 @@ from resilient.storage.memory import PrivateBuffers, touch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
+    from resilient.format.shard import Layout
+    from resilient.state.drafts import Draft
+
 
 class Arena:
     """Host buffers by the name of the file that is staged there.
@@ -33,6 +38,7 @@ class Arena:
         self._allocate = allocate or PrivateBuffers().get
         self._buffers: dict[str, memoryview] = {}
         self._locked: dict[str, int] = {}
+        self._targets: dict[str, tuple[Layout, tuple[torch.Tensor, ...]]] = {}
         self.drafts = Drafts()
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
@@ -43,7 +49,7 @@ class Arena:
         """
         streams = self._streams(sizes)
         for name in [one for one in self._buffers if streams or one not in sizes]:
-            self._unlock(name)
+            self._forget(name)
             del self._buffers[name]
         return not streams
 
@@ -52,9 +58,23 @@ class Arena:
         given = self._allocate(name, size_bytes)
         held = self._buffers.get(name)
         if held is None or held.obj is not given.obj:
-            self._unlock(name)
+            self._forget(name)
             self._buffers[name] = memoryview(given.obj)
         return given[:size_bytes]
+
+    def targets(self, file: Draft, buffer: memoryview) -> tuple[torch.Tensor, ...]:
+        """Return where the sources of a file go in its memory, and write its header there.
+
+        Args:
+            file: what is staged.
+            buffer: what ``buffer`` gave for it.
+        """
+        buffer[: len(file.layout.head)] = file.layout.head
+        layout, targets = self._targets.get(file.name, (None, ()))
+        if layout is not file.layout:
+            targets = file.targets(buffer)
+            self._targets[file.name] = (file.layout, targets)
+        return targets
 
     def warm(self, sizes: Mapping[str, int]) -> None:
         """Get the memory for files of these names and lengths, and touch every page of it."""
@@ -75,9 +95,14 @@ class Arena:
 
     def close(self) -> None:
         """Let go of all memory; nothing is in use."""
-        for name in list(self._locked):
-            self._unlock(name)
+        for name in list(self._buffers):
+            self._forget(name)
         self._buffers.clear()
+
+    def _forget(self, name: str) -> None:
+        """Keep nothing that points into the memory of a file."""
+        self._targets.pop(name, None)
+        self._unlock(name)
 
     def _unlock(self, name: str) -> None:
         address = self._locked.pop(name, 0)

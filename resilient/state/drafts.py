@@ -11,7 +11,7 @@ from resilient.format.names import rank_part_file, shard_name
 from resilient.format.regions import Region, whole
 from resilient.format.shard import Slot, StreamedFile, lay_out
 from resilient.state.bundles import bundled
-from resilient.state.copying import Copy
+from resilient.state.copying import target_in
 from resilient.state.shares import Piece, box_of, share_of, spec_of
 from resilient.state.tree import PLAIN
 
@@ -44,34 +44,48 @@ class Draft:
     entries: tuple[TensorEntry, ...]
     sources: tuple[torch.Tensor, ...]
 
-    def copies(self, buffer: memoryview) -> list[Copy]:
-        """Return the copies that fill the file's memory, and write its header there."""
-        buffer[: len(self.layout.head)] = self.layout.head
-        return [
-            Copy(entry.name, source, buffer, entry.regions[0].start)
+    def targets(self, buffer: memoryview) -> tuple[torch.Tensor, ...]:
+        """Return where the sources go in the file's memory."""
+        return tuple(
+            target_in(buffer, entry.regions[0].start, source)
             for entry, source in zip(self.entries, self.sources, strict=True)
-        ]
+        )
 
     def streamed(self) -> StreamedFile:
         """Return the file without memory."""
         return StreamedFile(self.name, self.layout.size_bytes, self.entries, self._fill)
 
     def _fill(self, buffer: memoryview) -> None:
-        for copy in self.copies(buffer):
-            copy.make()
+        buffer[: len(self.layout.head)] = self.layout.head
+        for source, target in zip(self.sources, self.targets(buffer), strict=True):
+            target.copy_(source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """A Draft without its sources, which are boxes of tensors that are named as the entries."""
+    """A Draft without its sources.
+
+    Attributes:
+        boxes: which tensor each entry is of, and which box of it; None is all of it.
+    """
 
     name: str
     layout: Layout
     entries: tuple[TensorEntry, ...]
+    boxes: tuple[tuple[str, Region | None], ...]
+
+    @classmethod
+    def like(cls, draft: Draft) -> _Plan:
+        """Return how a file was laid out."""
+        boxes = ((one, one.regions[0].region) for one in draft.entries)
+        picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
+        return cls(draft.name, draft.layout, draft.entries, tuple(picks))
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> Draft:
         """Return the file of this save."""
-        sources = tuple(box_of(tensors[one.name], one.regions[0].region) for one in self.entries)
+        sources = tuple(
+            tensors[name] if box is None else box_of(tensors[name], box) for name, box in self.boxes
+        )
         return Draft(self.name, self.layout, self.entries, sources)
 
 
@@ -107,7 +121,7 @@ class Drafts:
         shapes = tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
         known = self._plans.get(part.name)
         if known is None or known[:2] != (world, shapes):
-            plans = [_Plan(one.name, one.layout, one.entries) for one in _shares(part, world)]
+            plans = [_Plan.like(one) for one in _shares(part, world)]
             known = self._plans[part.name] = (world, shapes, plans)
         return [plan.of(part.tensors) for plan in known[2]]
 

@@ -9,10 +9,10 @@ from resilient.errors import UnsavableState
 from resilient.format.manifest import PartEntry
 from resilient.format.names import STATE_DOCUMENT
 from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.state.copying import Copies, Copy
+from resilient.state.copying import Copies, Copy, copy_all, target_in
 from resilient.state.drafts import Drafts, own_file, text_of
 from resilient.state.dtypes import DTYPE_NAMES
-from resilient.state.steady import address_of
+from resilient.state.steady import address_of, is_worth_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from resilient.state.copying import Making
     from resilient.state.drafts import Draft
     from resilient.world.world import World
-
-
-# Below this, to copy takes less time than to keep books of what is not copied yet.
-_LATER_BYTES_MIN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +80,12 @@ def stage(
         return Staged(tuple(documents), parts, Copies(), tuple(one.streamed() for one in files))
     buffers = [arena.buffer(one.name, one.layout.size_bytes) for one in files]
     later: list[Making] = []
-    now: list[Copy] = []
+    now: list[tuple[torch.Tensor, torch.Tensor]] = []
     for one, buffer in zip(files, buffers, strict=True):
-        waiting, at_once = _part_by_haste(one.copies(buffer), steady)
+        waiting, at_once = _part_by_haste(one, arena.targets(one, buffer), steady)
         later += _begin(waiting, one.name, arena)
         now += at_once
-    for copy in now:
-        copy.make()
+    copy_all([source for source, _ in now], [target for _, target in now])
     filled = [
         HostFile(one.name, buffer, one.entries) for one, buffer in zip(files, buffers, strict=True)
     ]
@@ -103,14 +98,16 @@ def draft(snapshot: Snapshot, world: World) -> list[Draft]:
 
 
 def _part_by_haste(
-    copies: Sequence[Copy], steady: Collection[int]
-) -> tuple[list[Copy], list[Copy]]:
-    """Return the copies that can wait, and those that cannot or are not worth it."""
+    file: Draft, targets: Sequence[torch.Tensor], steady: Collection[int]
+) -> tuple[list[Copy], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return the copies that can wait, and what cannot, or is not worth it, with where it goes."""
     waiting: list[Copy] = []
-    at_once: list[Copy] = []
-    for one in copies:
-        waits = one.source.nbytes >= _LATER_BYTES_MIN and address_of(one.source) in steady
-        (waiting if waits else at_once).append(one)
+    at_once: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for entry, source, target in zip(file.entries, file.sources, targets, strict=True):
+        if is_worth_waiting(source) and address_of(source) in steady:
+            waiting.append(Copy(entry.name, source, target))
+        else:
+            at_once.append((source, target))
     return waiting, at_once
 
 
@@ -163,7 +160,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> me
     buffer = memoryview(bytearray(layout.size_bytes))
     buffer[: len(layout.head)] = layout.head
     for name, tensor in tensors.items():
-        Copy(name, tensor.detach(), buffer, layout.starts[name]).make()
+        target_in(buffer, layout.starts[name], tensor).copy_(tensor.detach())
     return buffer
 
 

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from resilient.state.capture import Part
 
 
+# Below this, to copy takes less time than to keep books of what is not copied yet.
+_LATER_BYTES_MIN = 64 << 10
+
+
+def is_worth_waiting(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is so large that it is better copied beside training."""
+    return tensor.nbytes >= _LATER_BYTES_MIN
+
+
 def steady_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that only an optimizer's step changes.
 

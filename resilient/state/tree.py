@@ -56,7 +56,7 @@ class _Flattener:
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
-        self._names: dict[tuple[Any, ...], str] = {}
+        self._at: dict[int, list[str]] = {}
 
     def visit(self, value: Any, path: str) -> Any:
         if type(value) in _PLAIN_VALUES:
@@ -90,33 +90,39 @@ class _Flattener:
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
         return [
             [
-                self.visit(key, f"{path}/<key {key!r}>"),
+                key if type(key) is str else self.visit(key, f"{path}/<key {key!r}>"),
                 self.visit(one, f"{path}/{escape(str(key))}"),
             ]
             for key, one in value.items()
         ]
 
     def sequence(self, value: Any, path: str) -> list[Any]:
-        return [self.visit(one, f"{path}/{index}") for index, one in enumerate(value)]
+        # The state of Python's random numbers alone is 625 of them.
+        return [
+            one if type(one) in _PLAIN_VALUES else self.visit(one, f"{path}/{index}")
+            for index, one in enumerate(value)
+        ]
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
-        local = local_of(value, path)
+        local = value if type(value) in PLAIN else local_of(value, path)
         if value.layout != torch.strided:
             raise UnsavableState(
                 f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
                 "which has no plain bytes",
                 path=path,
             )
-        if value.dtype not in DTYPE_NAMES or value.is_meta:
-            raise UnsavableState(f"`{path}` is a {value.dtype} tensor on {value.device}", path=path)
-        place = (local.untyped_storage().data_ptr(), local.storage_offset(), local.stride())
-        memory = (value.device, place, value.dtype, value.shape, value.stride())
-        # The storage of nothing has no address to know it by.
-        if value.numel() and place[0] and memory in self._names:
-            return {"$tensor": self._names[memory]}
+        dtype = value.dtype
+        if dtype not in DTYPE_NAMES or value.is_meta:
+            raise UnsavableState(f"`{path}` is a {dtype} tensor on {value.device}", path=path)
         name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
+        # Nothing has no address to know it by.
+        if address := local.data_ptr() if local is value else _address_of(local):
+            here = self._at.setdefault(address, [])
+            for known in here:
+                if _is_same(self.tensors[known], value):
+                    return {"$tensor": known}
+            here.append(name)
         self.tensors[name] = value.detach()
-        self._names[memory] = name
         return {"$tensor": name}
 
     def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
@@ -132,6 +138,20 @@ class _Flattener:
             raise UnsavableState(
                 f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes", path=path
             ) from error
+
+
+def _address_of(local: torch.Tensor) -> int:
+    """Return where a tensor would begin that has perhaps no element here."""
+    start = int(local.storage_offset()) * local.element_size()
+    return local.untyped_storage().data_ptr() + start
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors that begin at the same address are the same memory, seen alike."""
+    if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
+        return False
+    strides = (local_of(each, "").stride() for each in (one, other))
+    return one.stride() == other.stride() and len(set(strides)) == 1
 
 
 def local_of(value: torch.Tensor, path: str) -> torch.Tensor:

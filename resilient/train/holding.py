@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ResilientError
 from resilient.holding import begin_to_hold
@@ -14,6 +14,8 @@ from resilient.vault.facts import HoldingEnded
 if TYPE_CHECKING:
     from resilient.checkpointer import Checkpointer
     from resilient.holding import Holding
+    from resilient.state.capture import Part
+    from resilient.train.session import Session
     from resilient.vault.reading.choose import Resumed
 
 
@@ -22,6 +24,12 @@ class HoldingSaver(Saver):
 
     _holding: Holding | None = None
     _is_on: bool | None = None
+
+    def __init__(
+        self, checkpointer: Checkpointer, parts: dict[str, Part], *, session: Session, **more: Any
+    ) -> None:
+        super().__init__(checkpointer, parts, session=session, **more)
+        self._lull = session.lull
 
     def holds(self) -> bool:
         """Say whether this step is to be held; the same on every rank."""
@@ -37,7 +45,7 @@ class HoldingSaver(Saver):
         What goes wrong on one rank is told once; then nothing is held that all of them have.
         """
         if self._is_on is None:
-            self._holding = begin_to_hold(self._checkpointer)
+            self._holding = begin_to_hold(self._checkpointer, self._lull)
             self._is_on = self._holding is not None
         if self._holding is None:
             return

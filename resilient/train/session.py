@@ -52,6 +52,7 @@ class Session:
     args: TrainingArguments
     events: Path
     pulse: Pulse
+    lull: threading.Event
 
     @property
     def world(self) -> World:
@@ -208,6 +209,7 @@ def open_session(args: TrainingArguments) -> Session:
         args=args,
         events=events,
         pulse=own_pulse(),
+        lull=threading.Event(),
     )
 
 

@@ -46,8 +46,8 @@ MUTANTS = [
     Mutant(
         "what a forward pass changes is copied beside it",
         "resilient/state/stage.py",
-        "waits = one.source.nbytes >= _LATER_BYTES_MIN and address_of(one.source) in steady",
-        "waits = bool(steady)",
+        "if is_worth_waiting(source) and address_of(source) in steady:",
+        "if steady:",
         f"{OVERLAP} -k forward_steps",
     ),
     Mutant(

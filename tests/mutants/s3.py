@@ -63,8 +63,8 @@ MUTANTS = [
     Mutant(
         "the options are part of the configuration that is saved",
         "resilient/train/arguments/arguments.py",
-        " if name not in hidden}",
-        "}",
+        """ for one in fields(self) if not one.metadata.get("is_secret"))""",
+        " for one in fields(self))",
         "tests/unit/train/arguments/test_argument_values.py",
     ),
     Mutant(

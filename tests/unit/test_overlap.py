@@ -14,7 +14,7 @@ from resilient.checkpointer import About
 from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
-from resilient.state.copying import Copies, Copy
+from resilient.state.copying import Copies, Copy, target_in
 from resilient.state.optimizer import NamedOptimizer
 from resilient.state.steady import address_of, steady_memory
 from resilient.testing.gang import run_gang
@@ -220,10 +220,11 @@ def test_only_what_an_optimizer_of_the_save_holds_is_steady():
     ids=lambda one: str(one.dtype),
 )
 def test_both_ways_of_copying_give_the_same_bytes(source, modestly):
-    copy = Copy("x", source, memoryview(bytearray(8 + source.nbytes)), 8)
+    buffer = memoryview(bytearray(8 + source.nbytes))
+    copy = Copy("x", source, target_in(buffer, 8, source))
     copy.make(modestly=modestly)
     expected = source.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    assert bytes(copy.buffer[8:]) == bytes(expected.numpy())
+    assert bytes(buffer[8:]) == bytes(expected.numpy())
 
 
 def test_memory_is_there_before_the_first_save_and_used_by_it():

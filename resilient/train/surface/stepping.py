@@ -115,6 +115,7 @@ class LossHooks:
         """
         loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
         self.session.pulse.need_others()
+        self.session.lull.set()
         self.precision.backward(loss)
         detached: torch.Tensor = loss.detach()
         return detached
