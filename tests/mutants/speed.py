@@ -226,4 +226,18 @@ MUTANTS = [
         '        held = self._held[f"{name} {len(self._held)}"] = private(size_bytes)\n',
         "tests/gang/test_field_bugs_elastic.py -k 104143",
     ),
+    Mutant(
+        "what is staged goes where an arena's memory was once",
+        "resilient/state/arena.py",
+        "        self._targets.pop(name, None)\n",
+        "",
+        DRAFTS,
+    ),
+    Mutant(
+        "what begins at the same address is the same tensor",
+        "resilient/state/tree.py",
+        "                if _is_same(self.tensors[known], value):",
+        "                if known:",
+        DRAFTS,
+    ),
 ]
