@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError
-from resilient.format.manifest import FileEntry, Receipt, TensorEntry
 from resilient.format.regions import covers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from resilient.format.manifest import FileEntry, Receipt, StoredRegion, TensorEntry
 
 
 def merge_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
@@ -32,21 +35,19 @@ def merge_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:
     Raises:
         IntegrityError: two ranks disagree on a tensor's dtype or shape, or a part is missing.
     """
-    merged: dict[str, TensorEntry] = {}
+    first: dict[str, TensorEntry] = {}
+    regions: defaultdict[str, list[StoredRegion]] = defaultdict(list)
     for receipt in receipts:
         for one in receipt.tensors:
-            known = merged.get(one.name, one)
+            known = first.setdefault(one.name, one)
             if (known.dtype, known.shape, known.part) != (one.dtype, one.shape, one.part):
                 raise IntegrityError(
                     f"ranks disagree on `{one.name}`: {known.dtype}{list(known.shape)} and, "
                     f"on rank {receipt.rank}, {one.dtype}{list(one.shape)}",
                     tensor=one.name,
                 )
-            earlier = known.regions if one.name in merged else ()
-            merged[one.name] = TensorEntry(
-                one.name, one.part, one.dtype, one.shape, (*earlier, *one.regions)
-            )
-    for tensor in merged.values():
-        if not covers(tensor.shape, [one.region for one in tensor.regions]):
+            regions[one.name] += one.regions
+    for tensor in first.values():
+        if not covers(tensor.shape, [one.region for one in regions[tensor.name]]):
             raise IntegrityError(f"ranks left holes in `{tensor.name}`", tensor=tensor.name)
-    return tuple(merged[name] for name in sorted(merged))
+    return tuple(replace(first[name], regions=tuple(regions[name])) for name in sorted(first))

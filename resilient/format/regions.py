@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_CUT_AXES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,13 +72,47 @@ def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
     if sum(region.size for region in regions) != total:
         return False
     boxes = [region for region in regions if region.size]
+    cut = [
+        axis
+        for axis, extent in enumerate(shape)
+        if any(box.lengths[axis] != extent for box in boxes)
+    ]
+    # Corners double with each axis, and so does the memory for them: few boxes are compared.
+    if len(cut) <= _CUT_AXES_MAX and 2 << len(cut) <= len(boxes):
+        return _corners_cancel(shape, boxes, cut)
+    return not _any_meet(boxes)
+
+
+def _any_meet(boxes: Sequence[Region]) -> bool:
+    """Say whether two of ``boxes`` share an element, by looking at pairs; none of them is empty."""
     ordered = sorted(boxes)
-    return not any(
+    return any(
         intersect(one, other)
         for index, one in enumerate(ordered)
         for other in ordered[index + 1 :]
         if not one.offsets or other.offsets[0] < one.offsets[0] + one.lengths[0]
     )
+
+
+def _corners_cancel(shape: Sequence[int], boxes: Sequence[Region], axes: Sequence[int]) -> bool:
+    """Say whether ``boxes`` hold each element as often as the whole tensor does: once.
+
+    How often each element is held is a sum of boxes, and a sum of boxes is known by its corners,
+    each counted up or down by the parity of its far edges: two sums are the same exactly if
+    these counts are. So it is linear in the number of boxes, however they are cut.
+
+    Args:
+        shape: of the tensor.
+        boxes: inside of it, none of them empty.
+        axes: on which some box is not as long as the tensor.
+    """
+    counts: Counter[tuple[int, ...]] = Counter()
+    for box, sign in ((whole(shape), -1), *((box, 1) for box in boxes)):
+        near, lengths = box.offsets, box.lengths
+        edges = [((near[axis], 1), (near[axis] + lengths[axis], -1)) for axis in axes]
+        for corner in product(*edges):
+            counts[tuple(at for at, _ in corner)] += sign * math.prod(side for _, side in corner)
+    return not any(counts.values())
 
 
 def row_runs(outer: Region, inner: Region) -> list[tuple[int, int]]:

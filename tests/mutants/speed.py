@@ -11,6 +11,7 @@ RECALL = "tests/unit/vault/test_recall.py"
 BUNDLES = "tests/unit/state/test_bundles.py"
 PACE = "tests/unit/vault/test_pace.py"
 DRAFTS = "tests/unit/state/test_drafts.py"
+COVERS = "tests/property/test_covers.py"
 
 MUTANTS = [
     Mutant(
@@ -239,5 +240,33 @@ MUTANTS = [
         "                if _is_same(self.tensors[known], value):",
         "                if known:",
         DRAFTS,
+    ),
+    Mutant(
+        "a box that lies twice makes up for a hole",
+        "resilient/format/regions.py",
+        "    return not any(counts.values())\n",
+        "    return not sum(counts.values())\n",
+        COVERS,
+    ),
+    Mutant(
+        "an axis is left out because one box is as long as the tensor",
+        "resilient/format/regions.py",
+        "if any(box.lengths[axis] != extent for box in boxes)",
+        "if all(box.lengths[axis] != extent for box in boxes)",
+        COVERS,
+    ),
+    Mutant(
+        "boxes cut on many axes take memory for two to their number",
+        "resilient/format/regions.py",
+        "len(cut) <= _CUT_AXES_MAX and ",
+        "",
+        COVERS,
+    ),
+    Mutant(
+        "regions of many ranks are compared in pairs",
+        "resilient/format/regions.py",
+        "<= len(boxes):\n        return _corners_cancel",
+        "<= 0:\n        return _corners_cancel",
+        COVERS,
     ),
 ]
