@@ -20,12 +20,19 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|STORAGE_OPTIONS", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
     r"-+(?:[\w.-]*[-_.])?"
-    r"(?:token|secret|password|passwd|credentials?|(?:api|access|secret|private|account)[-_.]?key)",
+    r"(?:token|secret|password|passwd|credentials?|"
+    r"(?:api|access|secret|private|account|wandb|comet|hf|aws|azure|openai)[-_.]?key)",
     re.IGNORECASE,
 )
 _TOKEN_OF_TEXT = re.compile(r".*(?:pad|eos|bos|unk|mask|sep|cls)[-_.]token", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w*)=([^\s;&]+)")
 _USER_INFO = re.compile(r"://[^/\s@]+@")
+# A signature in a URL opens what it is of: SAS of Azure, presigned URLs of S3 and of GCS.
+_SIGNED = re.compile(r"[?&](?:sig|signature|token|x-(?:amz|goog)-[\w-]+)=", re.IGNORECASE)
+_SECRET_IN_JSON = re.compile(
+    r"""["'][\w-]*(?:secret|token|passw\w*|(?:api|access|private)[-_]?key)["']\s*:""", re.IGNORECASE
+)
+_BEARER = re.compile(r"\b(?:Bearer|Basic)\s+[^\s$`\"']")
 
 
 def is_variable(name: str) -> bool:
@@ -34,13 +41,13 @@ def is_variable(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Say whether a variable sounds like a secret, or a URL in its value names a user."""
-    return bool(_SECRET.search(name)) or names_user(value)
+    """Say whether a variable sounds like a secret, or its value has one: in a URL, in JSON."""
+    return bool(_SECRET.search(name) or _SECRET_IN_JSON.search(value)) or has_credentials(value)
 
 
-def names_user(text: str) -> bool:
-    """Say whether a URL in ``text`` has a user or a password in it."""
-    return _USER_INFO.search(text) is not None
+def has_credentials(text: str) -> bool:
+    """Say whether a URL in ``text`` has a user, a password or a signature in it."""
+    return bool(_USER_INFO.search(text) or _SIGNED.search(text))
 
 
 def secret_option(words: Iterable[str]) -> str:
@@ -57,6 +64,8 @@ def secret_assigned(line: str) -> str:
 
     What is read from elsewhere when the line runs, as ``$(cat FILE)`` or ``$OTHER``, is none.
     """
+    if _BEARER.search(line):
+        return "Authorization"
     for name, value in _ASSIGNED.findall(line):
         if is_secret(name, value) and value.lstrip("'\"")[:1] not in ("$", "`"):
             return str(name)

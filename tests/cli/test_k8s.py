@@ -102,6 +102,13 @@ def test_the_policy_is_the_table_of_exit_codes(render):
         ((*IMAGE, "--", "report", "runs/x"), 2, "k8s needs a training to run"),
         (TRAIN, 78, "--image '' is no image"),
         (("--image", "a b", *TRAIN), 78, "--image 'a b' is no image"),
+        (("--image", "A/B", *TRAIN), 78, "--image 'A/B' is no image"),
+        (("--image", "a:b@sha256:12", *TRAIN), 78, "is no image"),
+        (("--image", "me:pw@reg.io/x:y", *TRAIN), 78, "--image 'reg.io/x:y' is no image"),
+        ((*IMAGE, "--", "train", "t.py"), 78, "would be looked for in /scratch"),
+        ((*IMAGE, "--", "train", "--repo", "az://c/r?sv=1&sig=pw", "/t.py"), 78, "signature in it"),
+        ((*IMAGE, "--env", 'A={"password": "pw"}', *TRAIN), 78, "everybody who sees the Job"),
+        ((*IMAGE, *TRAIN, "--wandb_key", "pw"), 78, "--wandb_key: its value would be"),
         ((*IMAGE, "--name", "My_Run", *TRAIN), 78, "--name 'My_Run' is not 1 to 40"),
         ((*IMAGE, "--name", "a" * 41, *TRAIN), 78, "is not 1 to 40"),
         ((*IMAGE, "--namespace", "a b", *TRAIN), 78, "--namespace 'a b'"),
@@ -127,13 +134,17 @@ def test_the_policy_is_the_table_of_exit_codes(render):
         ((*IMAGE, "--env", "PROXY=http://me:pw@x", *TRAIN), 78, "everybody who sees the Job"),
         ((*IMAGE, "--queue", "q", *TRAIN), 78, "--queue and --flavor kueue go together"),
         ((*IMAGE, "--flavor", "kueue", *TRAIN), 78, "--queue and --flavor kueue go together"),
-        ((*IMAGE, "--", "train", "--repo", "s3://me:pw@h/b", "t.py"), 78, "or a password in it"),
+        (
+            (*IMAGE, "--", "train", "--repo", "s3://me:pw@h/b", "t.py"),
+            78,
+            "a password or a signature in it",
+        ),
         ((*IMAGE, "--", "train", "--storage-options", "{}", "t.py"), 78, "give --secret"),
         ((*IMAGE, *TRAIN, "--hub_token=pw"), 78, "--hub_token: its value would be in the Job"),
         ((*IMAGE, *TRAIN, "--password", "pw"), 78, "--password: its value would be in the Job"),
         ((*IMAGE, "--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the manifests say"),
         ((*IMAGE, "--", "train", "--metrics-port", "1", "t.py"), 78, "the probe of the pods"),
-        ((*IMAGE, "--spot", "gke", "--", "train", "--grace", "20", "t.py"), 78, "notice 15 s"),
+        ((*IMAGE, "--spot", "gke", "--", "train", "--grace", "20", "/t.py"), 78, "notice 15 s"),
     ],
 )
 def test_what_cannot_be_is_refused_and_located(options, status, said, call):
@@ -170,7 +181,7 @@ def test_the_grace_follows_what_saves_took(tmp_path, render, call):
 def test_what_the_command_says_itself_is_said_once(render):
     own = ("--grace", "12", "--nproc-per-node", "4", "--notice", "file:/n")
     own += ("--rdzv-conf", "join_timeout=60")
-    (job,) = (one for one in render(*IMAGE, "--", "train", *own, "t.py") if one["kind"] == "Job")
+    (job,) = (one for one in render(*IMAGE, "--", "train", *own, "/t.py") if one["kind"] == "Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert [
         one for one in container["args"] if one.startswith(("--grace=", "--n", "--rdzv-c"))
@@ -258,7 +269,25 @@ def test_no_run_takes_longer_than_it_may(flavor, render):
 
 @pytest.mark.parametrize(
     "text",
-    ["yes", "Off", "null", "1", "1e3", "0x1", "a: b", "- a", "", "#", "a\nb", "~", "a'\"", "*"],
+    [
+        "yes",
+        "Off",
+        "null",
+        "1",
+        "1e3",
+        "0x1",
+        "a: b",
+        "- a",
+        "",
+        "#",
+        "\U0001f600",
+        "\x7f\x85",
+        "\u2028\ufeff",
+        "a\nb",
+        "~",
+        "a'\"",
+        "*",
+    ],
 )
 def test_texts_stay_texts(text):
     document = {"metadata": {"a": text, text: [text, {"b": text}]}, "c": {}, "d": [], "e": [[]]}

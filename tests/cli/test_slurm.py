@@ -81,6 +81,7 @@ def test_submit_dry_run_prints_what_render_does(call):
     ("options", "status", "said"),
     [
         ((), 2, "slurm needs a training to run"),
+        (("--setup", "curl -H 'Authorization: Bearer x' h", *TRAIN), 78, "Authorization"),
         (("--", "train"), 2, "slurm needs a training to run"),
         (("--", "report", "runs/x"), 2, "slurm needs a training to run"),
         (("--name", "a b", *TRAIN), 78, "--name 'a b' is not letters"),
@@ -107,7 +108,11 @@ def test_submit_dry_run_prints_what_render_does(call):
         (("--setup", "cd x; API_KEY='pw' y", *TRAIN), 78, "--setup: the value of API_KEY"),
         ((*TRAIN, "--hf_token=pw"), 78, "--hf_token: its value would be in the script"),
         ((*TRAIN, "--api-key", "pw"), 78, "--api-key: its value would be in the script"),
-        (("--", "train", "--repo", "s3://me:pw@h/b", "t.py"), 78, "a user or a password in it"),
+        (
+            ("--", "train", "--repo", "s3://me:pw@h/b", "t.py"),
+            78,
+            "a user, a password or a signature in it",
+        ),
         (("--", "train", "--storage-options", "{}", "t.py"), 78, "the script would have them"),
         (("--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the batch script says"),
         (("--", "train", "--rdzv-id", "x", "t.py"), 78, "train --rdzv-id"),
@@ -153,6 +158,36 @@ def test_each_code_of_the_table_is_answered_as_the_table_says():
     assert {int(one) for one in said[0].split(")")[0].split("|")} == set(PERMANENT)
     told = {one.number for one in EXIT_CODES if one.scheduler.startswith("fail")}
     assert told == set(PERMANENT) == {2, 3, 65, 66, 70, 77, 78}
+
+
+@pytest.mark.parametrize(("writes", "requeues"), [(True, 2), (False, 0)])
+def test_a_failure_that_cannot_be_counted_is_the_last(writes, requeues, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {
+        "srun": "exit 9",
+        "scontrol": f'[ "$1" = show ] || echo "$*" >> {tmp_path}/said; echo JobState=RUNNING',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    logs = tmp_path / "logs"
+    logs.mkdir() if writes else logs.write_text("no folder")
+    script = render(SlurmJob("x", ("t.py",), logs=str(logs), failures_max=3))
+    environ = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x"}
+    for _ in range(3):
+        done = subprocess.run(
+            ["bash", "-c", script],
+            env={**environ, "SLURM_JOB_NODELIST": "n1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert done.returncode == 9, done.stderr
+    said = tmp_path / "said"
+    asked = said.read_text().splitlines() if said.exists() else []
+    assert asked == ["requeue 7"] * requeues
+    assert ("cannot be written: job 7 is left alone" in done.stderr) is not writes
 
 
 def test_a_value_of_the_environment_is_only_text():

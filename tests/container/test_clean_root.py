@@ -43,8 +43,8 @@ cd /scratch
 id -u
 touch /app/x /x /usr/x 2>&1 | grep -c 'Read-only file system'
 python -c 'import resilient; print(resilient.__file__)'
-resilient init mine -q
-exec resilient train mine/train.py --config mine/train.toml --max_steps 60 --eval_strategy no
+exec resilient train --repo /scratch/kept /app/train.py --config /app/train.toml \\
+  --max_steps 60 --eval_strategy no
 """
 
 
@@ -108,6 +108,8 @@ def test_the_wheel_trains_as_nobody_on_a_root_that_cannot_be_written(installed, 
         pytest.skip("only root can make a root of its own")
     for name in ("root", "app"):
         (tmp_path / name).mkdir()
+    made = [sys.executable, "-m", "resilient_cli", "init", str(tmp_path / "app"), "-q"]
+    subprocess.run(made, check=True, timeout=60)
     more = [sysconfig.get_path("purelib")]
     if not sys.base_prefix.startswith("/usr"):
         more.append(sys.base_prefix)

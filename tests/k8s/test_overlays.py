@@ -79,6 +79,8 @@ def test_its_pods_are_restricted_and_wait_in_peace(built, name):
     assert [said for one in specs for said in check_restricted(one)] == []
     (container,) = specs[0]["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    mounted = {one["mountPath"] for one in container["volumeMounts"]}
+    assert container["workingDir"] in mounted
     assert container.keys() & {"livenessProbe", "startupProbe"} == set()
     assert container["resources"]["requests"] == container["resources"]["limits"]
 
@@ -114,6 +116,15 @@ def test_a_save_fits_before_the_node_is_gone(built, name):
     grace = float(settings(built[name])["GRACE_SECONDS"])
     (pod,) = trainers(built[name])
     assert grace < pod["terminationGracePeriodSeconds"] <= NOTICES.get(name, 3600)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_no_run_takes_longer_than_it_may(built, name):
+    text = yaml.safe_dump_all(built[name])
+    found = {int(one) for one in re.findall(r"activeDeadlineSeconds: (\d+)", text)}
+    assert len(found) == 1
+    # A JobSet would start a Job again that took too long.
+    assert text.count("- PodFailurePolicy") == text.count("- DeadlineExceeded")
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -27,7 +27,7 @@ MUTANTS = [
         "the values of secrets stand in the script",
         JOB,
         "if has_value and is_secret(name, value):",
-        "if has_value and names_user(value):",
+        "if has_value and has_credentials(value):",
         f"{TESTS} -k refused_and_located",
     ),
     Mutant(

@@ -43,7 +43,7 @@ def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     A preempted pod is replaced and counts nothing; a code after which another start would end the
     same way fails the run at once. Nothing secret is in it. No cluster is asked.
 
-    Example: resilient k8s render --image IMAGE -- train --repo s3://lab/run train.py |
+    Example: resilient k8s render --image IMAGE -- train --repo s3://lab/run /app/train.py |
     kubectl apply -f -
     """
     show(rendered(run, flavor, manifests(run, flavor)), output_of(ctx))
@@ -67,7 +67,7 @@ def diff(
 
     Exit code 0; with --exit-code 1 if anything would change.
 
-    Example: resilient k8s diff --image IMAGE --name gpt2 -- train --repo s3://lab/run train.py
+    Example: resilient k8s diff --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
     cluster = Cluster(context, run.namespace, kubeconfig)
     found, _ = plan(cluster, manifests(run, flavor))
@@ -92,7 +92,7 @@ def apply(
 
     The cluster tries all of it first; when it refuses a part, nothing is changed.
 
-    Example: resilient k8s apply --image IMAGE --name gpt2 -- train --repo s3://lab/run train.py
+    Example: resilient k8s apply --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
     cluster = Cluster(context, run.namespace, kubeconfig)
     found, wanted = plan(cluster, manifests(run, flavor))

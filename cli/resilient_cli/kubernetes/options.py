@@ -180,6 +180,12 @@ def _check(
     check_resources(resources)
     given = given_to_train(words[1:])
     check_command(words[1:], given)
+    script = str(given.get("script", ""))
+    if not given.keys() & {"module", "no_python"} and not script.startswith("/"):
+        raise ConfigError(
+            f"{script!r} would be looked for in /scratch, the folder of a pod that can be written",
+            hint=f"give the whole path that it has in the image: /app/{script}",
+        )
     return given
 
 

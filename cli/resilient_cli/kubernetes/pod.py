@@ -98,6 +98,8 @@ def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[s
         "name": name,
         "image": run.image,
         "command": ["resilient", "train"],
+        # What a script writes beside itself has a place; that of the image cannot be written.
+        "workingDir": "/scratch",
         "args": [*_options(run, first), *(word.replace("$(", "$$(") for word in run.command)],
         "env": _environment(run, _RUN if restarts else _UID),
         "ports": [

@@ -13,9 +13,9 @@ from resilient_cli.doctor import budget
 from resilient_cli.kubernetes.reach import NOBODY, Identity
 from resilient_cli.launching import (
     MEETING,
+    has_credentials,
     is_secret,
     is_variable,
-    names_user,
     refuse_given,
     secret_option,
 )
@@ -50,6 +50,13 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
 """Variables whose values only the pod knows."""
+# As the grammar of github.com/distribution/reference.
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
 _PODS = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
 _QUANTITIES = {
     "--cpu": (re.compile(r"[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+|[1-9][0-9]*m"), "8, 0.5 or 500m"),
@@ -149,10 +156,15 @@ def check_image(image: str) -> None:
     """Refuse what is no image.
 
     Raises:
-        ConfigError: it is empty, or has a blank in it.
+        ConfigError: it is not what a registry could have.
     """
-    if not image or re.search(r"[\s@]{2}|\s|://", image):
-        raise ConfigError(f"--image {image!r} is no image", hint="registry/name@sha256:...")
+    if not _IMAGE.fullmatch(image):
+        shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
+        raise ConfigError(
+            f"--image {shown!r} is no image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], the name of "
+            "a-z and 0-9 and the digest of 64 digits",
+            hint="what `docker push` said, as registry/name@sha256:...",
+        )
 
 
 def check_resources(asked: Resources) -> None:
@@ -221,9 +233,10 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
     """
     refuse_given(set(given), _OURS)
     for word in command:
-        if names_user(word):
+        if has_credentials(word):
             raise ConfigError(
-                "a URL of the command has a user or a password in it, and the Job would show it",
+                "a URL of the command has a user, a password or a signature in it, and the Job "
+                "would show it",
                 hint="take them out, and give RESILIENT_STORAGE_OPTIONS by --secret",
             )
     if option := secret_option(command):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_UNWRITTEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 # What YAML 1.1 takes for something else than a text.
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
@@ -45,4 +46,6 @@ def _after(value: Any, depth: int) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False)
+    # JSON leaves these as they are, and YAML does not take them so.
+    return _UNWRITTEN.sub(lambda one: f"\\u{ord(one[0]):04x}", text)

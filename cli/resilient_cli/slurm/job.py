@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from resilient.errors import ConfigError
 from resilient_cli.launching import (
     MEETING,
+    has_credentials,
     is_secret,
     is_variable,
-    names_user,
     refuse_given,
     secret_option,
 )
@@ -195,9 +195,10 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
     """
     refuse_given(given, _OURS)
     for word in command:
-        if names_user(word):
+        if has_credentials(word):
             raise ConfigError(
-                "a URL of the command has a user or a password in it, and the script would have it",
+                "a URL of the command has a user, a password or a signature in it, and the script "
+                "would have it",
                 hint="take them out and export RESILIENT_STORAGE_OPTIONS where you call sbatch",
             )
         if "\n" in word or "\0" in word:

@@ -122,13 +122,15 @@ def _agents(job: SlurmJob) -> str:
         own.append('--rdzv-endpoint "$head:$port"')
     own.append('--rdzv-id "$run"')
     cpus = f"--cpus-per-task={job.place.cpus} " if job.place.cpus else ""
+    # The job's own --no-kill keeps its nodes; without the step's, SLURM kills the agents on them.
+    stays = "--no-kill " if job.nodes_min < job.nodes_max else ""
     words = " ".join(map(_quote, job.command))
     return "".join(
         [
             "\n",
             *lines,
             # An agent that leaves first hurries nobody: the others may still be saving.
-            f"srun {cpus}--kill-on-bad-exit=0 --wait=0 \\\n",
+            f"srun {cpus}{stays}--kill-on-bad-exit=0 --wait=0 \\\n",
             f"  resilient train {' '.join(own)} \\\n",
             f"  {words} &\n",
             "agents=$!\n",
@@ -154,8 +156,12 @@ case "$code" in
   {permanent}) say "exit $code: another start would end the same way"; exit "$code" ;;
 esac
 failures="{failures}"
-echo "start $start exit $code nodes $SLURM_JOB_NODELIST" >> "$failures"
-failed=$(wc -l < "$failures")
+echo "start $start exit $code nodes $SLURM_JOB_NODELIST" >> "$failures" &&
+  failed=$(wc -l < "$failures") || {{
+  # Who cannot count would start for ever.
+  say "exit $code, and $failures cannot be written: job $job is left alone"
+  exit "$code"
+}}
 if [ "$failed" -ge {job.failures_max} ]; then
   say "exit $code: $failed starts have failed, see $failures; job $job is left alone"
   exit "$code"
