@@ -204,7 +204,9 @@ def answer(channel: socket.socket, imports: Imports, trouble: str) -> list[str] 
             return arguments
     else:
         for number in fds:
-            os.write(number, f"refused {trouble}".encode() if trouble else b"early")
+            # One refusal is enough for the agent: it may have closed the others already.
+            with contextlib.suppress(OSError):
+                os.write(number, f"refused {trouble}".encode() if trouble else b"early")
     for number in fds:
         os.close(number)
     return None
