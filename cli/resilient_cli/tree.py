@@ -30,7 +30,7 @@ class LazyCommand:
     commands: Mapping[str, LazyCommand] = field(default_factory=dict)
 
 
-_LOGS = "resilient train ... 2>&1 | tee train.log (--events FOLDER keeps events of all ranks)"
+_LOGS = "resilient train --log-dir FOLDER (shows what ranks print, and keeps it: resilient logs)"
 _LEAVE_OUT = "resilient train --help (leave the option out)"
 
 
@@ -99,7 +99,7 @@ COMMANDS = {
             "token_normalize_func": lambda name: name.replace("_", "-"),
         },
         {
-            **dict.fromkeys(("-t", "--tee", "--redirects", "--log-dir", "--logs-specs"), _LOGS),
+            **dict.fromkeys(("-t", "--tee", "--redirects", "--logs-specs"), _LOGS),
             **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
             "--local-ranks-filter": _LOGS,
             **dict.fromkeys(("--role", "--start-method", "--event-log-handler"), _LEAVE_OUT),
@@ -122,6 +122,11 @@ COMMANDS = {
         "resilient_cli.commands.report",
         "status",
         "Say where a run is: its step, its speed, what is durable, what is at risk.",
+    ),
+    "logs": LazyCommand(
+        "resilient_cli.commands.logs",
+        "logs",
+        "Show what the ranks of a run printed, of each life, also as it comes.",
     ),
     "stop": LazyCommand(
         "resilient_cli.commands.stopping",

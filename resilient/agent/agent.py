@@ -41,6 +41,7 @@ from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
 from resilient.agent.nodes.roster import Roster
+from resilient.agent.outputs.keeping import Outputs
 from resilient.agent.stops import StopAsked, Stops
 from resilient.agent.verdict.decide import (
     CODE_PREEMPTED,
@@ -104,6 +105,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
         self._health = Health(self._folder, patience.hang, clock, emit)
         self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
+        self._outputs = Outputs(wishes.log_dir, self._folder, clock)
         self._cause = "start"
         self._number = 0
         self._beats: tuple[Beat, ...] = ()
@@ -229,8 +231,10 @@ class ResilientAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         self._keeping.ready()
+        ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
+        self._outputs.begin(self._life.attempt, self._life.cause, ranks)
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]
-        self._health.begin({one.local_rank: one.rank for one in commands})
+        self._health.begin(ranks)
         began_seconds = self._clock.monotonic_seconds()
         self._workers = WorkerGroup(commands, self._clock, self._nursery)
         self._emit(
@@ -253,14 +257,8 @@ class ResilientAgent(SimpleElasticAgent):
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         spec = worker_group.spec
         error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
-        environ = worker_environ(
-            os.environ,
-            worker_group,
-            worker,
-            self._life,
-            self._wishes,
-            Host(self._keeping.path, self._patience.grace_seconds),
-        )
+        host = Host(self._keeping.path, self._patience.grace_seconds)
+        environ = worker_environ(os.environ, worker_group, worker, self._life, self._wishes, host)
         return WorkerCommand(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
@@ -268,6 +266,7 @@ class ResilientAgent(SimpleElasticAgent):
             environ={
                 **environ,
                 **self._nursery.told(worker.local_rank),
+                **self._outputs.told(worker.local_rank),
                 "TORCHELASTIC_ERROR_FILE": str(error_file),
             },
             error_file=error_file,
@@ -290,6 +289,7 @@ class ResilientAgent(SimpleElasticAgent):
             patience = self._patience.beside(has_keeper=bool(self._keeping.path))
             workers.stop(patience.survivor_seconds if timeout is None else timeout)
         workers.close()
+        self._outputs.end()
 
 
 def _tend(nursery: Nursery, beats: tuple[Beat, ...], notes: Path) -> None:

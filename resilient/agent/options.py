@@ -66,7 +66,8 @@ class Wishes:
     """What every worker is told; see :class:`resilient.world.launch.Launch`.
 
     The agent removes the folder ``notes`` when it leaves; empty lets it make one. Unless
-    ``is_warm``, it starts each worker from nothing.
+    ``is_warm``, it starts each worker from nothing. In the folder ``log_dir`` it keeps what they
+    print.
     """
 
     repo: str = ""
@@ -79,3 +80,4 @@ class Wishes:
     require_signature: bool = False
     is_warm: bool = True
     every: str = ""
+    log_dir: str = ""

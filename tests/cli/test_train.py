@@ -70,13 +70,14 @@ def test_torchruns_underscores_are_understood_and_the_scripts_own_are_kept(call,
 
 
 @pytest.mark.parametrize(
-    ("option", "name"), [("--tee", "--tee"), ("--log_dir", "--log-dir"), ("--redirects", None)]
+    ("option", "name"),
+    [("--tee", "--tee"), ("--logs_specs", "--logs-specs"), ("--redirects", None)],
 )
 def test_an_option_that_only_torchrun_has_is_named_as_such(call, script, option, name):
     ended = call("train", option, "3", script)
     assert ended.status == 2
     assert f"no option `{name or option}`: only torchrun has it" in ended.stderr
-    assert "hint: resilient train ... 2>&1 | tee train.log" in ended.stderr
+    assert "hint: resilient train --log-dir FOLDER" in ended.stderr
     assert "Did you mean" not in ended.stderr
 
 

@@ -78,6 +78,15 @@ StorageOptions = Annotated[
     ),
 ]
 Events = Annotated[str, _option("Folder for event files.")]
+LogDir = Annotated[
+    str,
+    _option(
+        "Keep what ranks print here too, by life and rank, for `resilient logs`; RUN/logs is "
+        "found by the name of the run.",
+        "--log-dir",
+        envvar="RESILIENT_LOG_DIR",
+    ),
+]
 Notice = Annotated[
     str,
     _option(
@@ -161,6 +170,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     host_bytes_max: HostBytesMax = "auto",
     storage_options: StorageOptions = "",
     events: Events = "",
+    log_dir: LogDir = "",
     notice: Notice = "auto",
     metrics_port: MetricsPort = "0",
     metrics_host: MetricsHost = "127.0.0.1",
@@ -214,7 +224,13 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
         patience=build.Patience(monitor_interval, grace, hang=hang, limits=limits),
-        wishes=replace(wishes, require_signature=require_signature, is_warm=warm, every=every),
+        wishes=replace(
+            wishes,
+            require_signature=require_signature,
+            is_warm=warm,
+            every=every,
+            log_dir=log_dir,
+        ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
         notice=notice,
         metrics=MetricsWishes(

@@ -68,6 +68,7 @@ ENVIRONMENT = (
         (
             ("RESILIENT_REPO", "--repo"),
             ("RESILIENT_EVERY", "--every"),
+            ("RESILIENT_LOG_DIR", "--log-dir"),
             ("RESILIENT_NOTICE", "--notice"),
             ("RESILIENT_STORAGE_OPTIONS", "--storage-options: JSON with endpoint and credentials"),
             ("RESILIENT_REQUIRE_SIGNATURE", "--require-signature"),

@@ -43,6 +43,7 @@ class TargetNotFound(Exception):
 def main(arguments: list[str]) -> int:
     """Run the program that ``arguments`` name and return the exit code of this process."""
     die_with_the_agent()
+    _print_to_the_agent()
     _enable_fault_handler()
     _log_imports()
     worker = os.getpid()
@@ -168,6 +169,21 @@ def _log_imports() -> None:
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     sys.meta_path.insert(0, _ImportLog(os.open(path, flags, 0o600)))
+
+
+def _print_to_the_agent() -> None:
+    """Print into the pipes of an agent that keeps what ranks print; it hands it on."""
+    # A program below this one prints where this one does, and has no pipes of its own.
+    place = os.environ.pop("RESILIENT_OUTPUT", "")
+    if not place:
+        return
+    for number, stream in ((1, "out"), (2, "err")):
+        try:
+            pipe = os.open(place + stream, os.O_WRONLY)
+        except OSError:
+            return
+        os.dup2(pipe, number)
+        os.close(pipe)
 
 
 def _enable_fault_handler() -> None:

@@ -1,0 +1,149 @@
+"""``resilient logs``: what the ranks of a run printed, of each life."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.agent.outputs.reading import Reader, find_sources
+from resilient.clock import SystemClock
+from resilient.errors import RepositoryNotFound, UsageError
+from resilient_cli.places import output_of
+from resilient_cli.views.logs import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from resilient.agent.outputs.reading import Printed, Source
+    from resilient_cli.render import Output
+
+Run = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Folder of `resilient train --log-dir`, or the output folder that has it in logs.",
+        envvar="RESILIENT_REPO",
+        show_default=False,
+    ),
+]
+Rank = Annotated[int | None, typer.Option(help="Of this rank only.", min=0)]
+Attempt = Annotated[
+    int | None, typer.Option(help="Of this life only: 1 is the first of all, -1 the newest.")
+]
+Since = Annotated[
+    str, typer.Option(help="Nothing older: 30s, 10m, 2h, 1d, or 2026-11-20T10:00 (UTC).")
+]
+Tail = Annotated[
+    int | None, typer.Option(help="Only so many last lines of what was chosen.", min=0)
+]
+Follow = Annotated[
+    bool, typer.Option("-f", "--follow", help="Go on with what comes, in later lives too.")
+]
+
+_POLL_SECONDS = 0.2
+_AGO = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d)")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def logs(  # noqa: PLR0913 - the options of a command
+    ctx: typer.Context,
+    run: Run = None,
+    *,
+    rank: Rank = None,
+    attempt: Attempt = None,
+    since: Since = "",
+    tail: Tail = None,
+    follow: Follow = False,
+) -> None:
+    """Show what the ranks of a run printed: life after life, the ranks of each by time.
+
+    It needs a run that was started with `resilient train --log-dir FOLDER`. Where several lives or
+    ranks are shown each line says which it is of. Ctrl-C ends --follow, which waits for the next
+    life when one has ended.
+
+    Example: resilient logs runs/mine --attempt -1 --rank 0 --tail 50
+    """
+    if run is None:
+        raise UsageError("no run was named", hint="resilient logs RUN, or set RESILIENT_REPO")
+    output, clock = output_of(ctx), SystemClock()
+    reader = Reader(tail, _since(since, clock.now_iso()) if since else "")
+    sources = find_sources(run)
+    chosen = _chosen(sources, rank, attempt)
+    if not chosen:
+        raise _nothing(run, sources, rank, attempt)
+    is_named = follow or len({(one.life, one.rank) for one in chosen}) > 1
+    write = _writer(output, is_named=is_named and None in (rank, attempt))
+    try:
+        write(reader.read(chosen))
+        while follow:
+            clock.sleep(_POLL_SECONDS)
+            write(reader.read_on(_chosen(find_sources(run), rank, attempt)))
+    except BrokenPipeError:
+        # Whoever read has enough; what is still in the buffer must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _chosen(sources: Sequence[Source], rank: int | None, attempt: int | None) -> list[Source]:
+    newest = max((one.life for one in sources), default=0)
+    life = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
+    return [one for one in sources if rank in (None, one.rank) and life in (None, one.life)]
+
+
+def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[Printed]], None]:
+    is_safe, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
+
+    def write(printed: Iterable[Printed]) -> None:
+        for one in printed:
+            text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
+            # A locale that has no such letters shows others.
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        sys.stdout.flush()
+
+    return write
+
+
+def _since(text: str, now: str) -> str:
+    """Return a time as files have it.
+
+    Raises:
+        UsageError: it is neither a length nor a time.
+    """
+    ago = _AGO.fullmatch(text.strip().lower())
+    try:
+        if ago:
+            length = timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
+            moment = datetime.fromisoformat(now) - length
+        else:
+            moment = datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        moment = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text!r} is neither a length nor a time",
+            hint="--since 10m, or --since 2026-11-20T10:00",
+        ) from None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _nothing(
+    run: Path, sources: Sequence[Source], rank: int | None, attempt: int | None
+) -> RepositoryNotFound:
+    if not sources:
+        return RepositoryNotFound(
+            f"nothing that ranks printed was kept in `{run}` or `{run / 'logs'}`: a run keeps it "
+            "only where it is told to",
+            hint=f"resilient train --log-dir {run / 'logs'} SCRIPT",
+        )
+    lives, ranks = {one.life for one in sources}, {one.rank for one in sources}
+    asked = [f"life {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
+    return RepositoryNotFound(
+        f"`{run}` has nothing of {', '.join(asked)}: it has lives 1 to {max(lives)}, "
+        f"ranks {min(ranks)} to {max(ranks)}",
+        hint=f"resilient logs {run}",
+    )

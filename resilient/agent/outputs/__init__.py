@@ -1,0 +1,1 @@
+"""What ranks print: kept in files beside where it was going, and read again."""
