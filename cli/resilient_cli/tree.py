@@ -138,6 +138,11 @@ COMMANDS = {
         "report",
         "Say where the wall clock of a run went, as text or as a page.",
     ),
+    "ui": LazyCommand(
+        "resilient_cli.commands.ui",
+        "ui",
+        "Serve the page of `report` to this machine; it renews itself as the run goes on.",
+    ),
     "plan": LazyCommand(
         "resilient_cli.commands.plan",
         "plan",

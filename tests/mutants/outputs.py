@@ -1,4 +1,4 @@
-"""Defects of what keeps the words of ranks, and of what reads them."""
+"""Defects of what keeps the words of ranks, of what reads them, and of the page that is served."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 RULES = "tests/unit/agent/test_outputs.py"
 SHOWN = "tests/cli/test_logs.py"
+SERVED = "tests/cli/test_ui.py"
 
 MUTANTS = [
     Mutant(
@@ -56,5 +57,33 @@ MUTANTS = [
         "    text = redact(line.text)\n",
         "    text = line.text\n",
         SHOWN,
+    ),
+    Mutant(
+        "whoever finds the port reads the page",
+        "cli/resilient_cli/page/serving.py",
+        'if not self.path.startswith("/") or not slash or not is_known:',
+        "if not slash:",
+        SERVED,
+    ),
+    Mutant(
+        "a name of a stranger's that is pointed at the loopback is served",
+        "cli/resilient_cli/page/serving.py",
+        "if len(hosts) != 1 or hosts[0].lower() not in names:",
+        "if len(hosts) != 1:",
+        SERVED,
+    ),
+    Mutant(
+        "a page says nothing of what it may load",
+        "cli/resilient_cli/page/serving.py",
+        '    "Content-Security-Policy": POLICY,\n',
+        "",
+        SERVED,
+    ),
+    Mutant(
+        "a page that is served stays as it was first",
+        "cli/resilient_cli/commands/ui.py",
+        "        if version != self._version:\n",
+        "        if not version:\n",
+        SERVED,
     ),
 ]

@@ -166,3 +166,25 @@ def test_lives_faults_and_lost_parts_are_told_apart(page):
     assert max(spread_of(one) for one in gone) < GREY < min(spread_of(one) for one in kept)
     bars = page.execute_script(COLOURS % "backgroundColor", ".bar i")
     assert len(set(bars)) == len(bars) > 3
+
+
+def test_a_served_page_renews_itself_and_says_when_it_is_served_no_more(page, tmp_path):
+    (tmp_path / "events").mkdir()
+    file = tmp_path / "events" / "agent.jsonl"
+    file.write_text("\n".join(killed_run()[:9]) + "\n")
+    command = [sys.executable, "-m", "resilient_cli", "ui", str(tmp_path), "-q"]
+    page.get_log("browser")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        page.get(process.stdout.readline().strip())
+        assert "aws: spot terminate" not in page.page_source
+        file.write_text("\n".join(killed_run()) + "\n")
+        WebDriverWait(page, 20, 0.1).until(lambda _: "aws: spot terminate" in page.page_source)
+        # Its own look is kept: nothing that its rules forbid is needed for it.
+        bars = page.execute_script(COLOURS % "backgroundColor", ".bar i")
+        assert len(set(bars)) == len(bars) > 3
+        assert [one for one in page.get_log("browser") if "favicon" not in one["message"]] == []
+        page.save_screenshot(str(PICTURES / "served.png"))
+        process.terminate()
+    last = page.find_element(By.ID, "live")
+    WebDriverWait(page, 20, 0.1).until(lambda _: last.text.startswith("not served any more"))
+    assert "aws: spot terminate" in page.page_source

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from resilient_cli.page.drawing import curve, timeline
+from resilient_cli.page.live import foot_of, head_of
 from resilient_cli.page.style import style
 from resilient_cli.render import human_size
 from resilient_cli.views.accounting import moment
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 _SAVED_SHOWN = 50
 
 
-def page_of(found: Account, name: str) -> str:
+def page_of(found: Account, name: str, version: str = "") -> str:
     """Return the page, whole: it refers to nothing.
 
     Args:
         found: the account of the run.
         name: of the run, as it was given.
+        version: of a page that is served, and looks for a newer one; empty for one in a file.
     """
+    head, foot = (head_of(version), foot_of()) if version else ("", "")
     body = [
         f"<h1>{escape(name)}</h1>",
         f"<p>{moment(found.began_ms)} to {moment(found.ended_ms)}</p>",
@@ -47,8 +50,8 @@ def page_of(found: Account, name: str) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(name)}</title><style>{style()}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
+        f"<title>{escape(name)}</title><style>{style()}</style>{head}</head>"
+        f"<body>{''.join(body)}{foot}</body></html>\n"
     )
 
 

@@ -46,6 +46,8 @@ svg{width:100%;min-width:820px;height:auto;display:block}svg text{font-size:11px
 .fault{fill:var(--fault)}.strike{stroke:var(--fault);stroke-dasharray:2 3;opacity:.55}
 .saved{stroke:var(--bg);stroke-width:1.5}
 polyline{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
+#live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
+border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
 """
 

@@ -1,0 +1,129 @@
+"""``resilient ui``: the page of ``resilient report``, served while the run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.accounting.account import account
+from resilient.accounting.records import read_records
+from resilient.clock import SystemClock
+from resilient.errors import ResilientError
+from resilient_cli.commands.report import Run  # noqa: TC001 - Typer reads it when it runs
+from resilient_cli.page.html import page_of
+from resilient_cli.page.serving import PageServer
+from resilient_cli.places import output_of
+from resilient_cli.render import Answer, Format, Output, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from resilient.clock import Clock
+
+Port = Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)]
+Browser = Annotated[
+    bool, typer.Option("--browser/--no-browser", help="Open it, where this is a terminal.")
+]
+
+_BETWEEN_SECONDS = 0.5
+_SHARE = 5
+"""Between two renewals passes so many times the time that one takes."""
+
+
+def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True) -> None:
+    """Serve the page of `resilient report` to this machine; it renews itself as the run goes on.
+
+    It listens on 127.0.0.1 alone, and answers only who knows the address that it prints. It can
+    be read and nothing else. Ctrl-C ends it, with 130.
+
+    Example: resilient ui runs/mine
+    """
+    output = output_of(ctx)
+    with PageServer(port, RunPage(run, SystemClock())) as server:
+        show(_serving(server.url, str(run[0])), output)
+        if browser and _is_watched(output):
+            webbrowser.open(server.url)
+        server.serve_forever()
+
+
+class RunPage:
+    """The page of a run, made anew when the files that it is made of have changed. Any thread.
+
+    Args:
+        run: folders of the run; the first names it.
+        clock: time.
+
+    Raises:
+        RepositoryNotFound: a folder holds no event file.
+    """
+
+    def __init__(self, run: Sequence[Path], clock: Clock) -> None:
+        self._run = run
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._version = version_of(run)
+        self._next_seconds = 0.0
+        self._text = self._made()
+
+    def version(self) -> str:
+        """Return the version of the page that is newest now."""
+        with self._lock:
+            self._renew()
+            return self._version
+
+    def text(self) -> str:
+        """Return the page."""
+        with self._lock:
+            self._renew()
+            return self._text
+
+    def _renew(self) -> None:
+        began_seconds = self._clock.monotonic_seconds()
+        if began_seconds < self._next_seconds:
+            return
+        version = version_of(self._run)
+        if version != self._version:
+            before, self._version = self._version, version
+            try:
+                self._text = self._made()
+            except (ResilientError, OSError):
+                # Files that are being moved: what was seen last is still true of then.
+                self._version = before
+        now_seconds = self._clock.monotonic_seconds()
+        pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))
+        self._next_seconds = now_seconds + pause_seconds
+
+    def _made(self) -> str:
+        return page_of(account(read_records(self._run)), str(self._run[0]), self._version)
+
+
+def version_of(run: Sequence[Path]) -> str:
+    """Return a word that is another one when event files of a run have changed."""
+    told = "\n".join(f"{path} {size} {at}" for path, size, at in sorted(_stats(run)))
+    return hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
+    for folder in run:
+        for path in (*folder.glob("*.jsonl"), *folder.glob("events/*.jsonl")):
+            try:
+                found = path.stat()
+            except OSError:
+                continue  # it is gone again
+            yield str(path), found.st_size, found.st_mtime_ns
+
+
+def _is_watched(output: Output) -> bool:
+    is_for_people = output.format is Format.HUMAN and not output.quiet
+    return is_for_people and sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def _serving(url: str, name: str) -> Answer:
+    said = (f"{name}: {url}", "Whoever has this address can read the page. Ctrl-C ends it.")
+    return Answer("ui", "serving", {"url": url, "run": name}, said, ids=(url,))
