@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash simulate storm fuzz damage audited slurm matrix mutants preemptions bench all
+.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage audited slurm matrix mutants preemptions bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -72,6 +72,11 @@ SEEDS ?= 10000
 FROM ?= 0
 simulate: $(STAMP)
 	nice $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
+
+# A save's requests, bytes and way to the commit at up to 16,384 ranks: the table of docs/scale.md. Minutes, 12 GiB.
+RANKS ?=
+scale: $(STAMP)
+	nice $(BIN)/python -m benchmarks.scale $(RANKS)
 
 # A run with canonical reduction, struck at random moments at random numbers of ranks, against a calm
 # one: both digests, and all faults, as one line of JSON.

@@ -7,10 +7,10 @@ Values are JSON, so nothing received can run code.
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import DeadlineExceeded
+from resilient.errors import DeadlineExceeded, PeerFailed
 from resilient.world.board import Closing
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class Comms:
         Raises:
             DeadlineExceeded: at the coordinator, naming the ranks that were silent.
         """
-        keys = [self.key(topic, rank) for rank in range(self.world.size)]
-        self._board.post(keys[self.world.rank], json.dumps(value).encode())
+        self._board.post(self.key(topic, self.world.rank), json.dumps(value).encode())
         if not self.world.is_coordinator:
             return None
+        keys = [self.key(topic, rank) for rank in range(self.world.size)]
         before: dict[int, bytes] = {}
         while (shown := self._board.wait(keys, within_seconds)) is None:
             absent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
@@ -108,8 +108,6 @@ class Comms:
                     hint=_hint(within_seconds),
                 )
             before = beats
-        for key in keys:
-            self._board.remove(key)
         return [json.loads(one) for one in shown]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
@@ -127,6 +125,7 @@ class Comms:
         if self.world.is_coordinator:
             self._board.post(key, json.dumps(ruling).encode())
             self._forget_older(key)
+            self._forget_mine(topic)
             return ruling
         before: dict[int, bytes] = {}
         while (heard := self._board.wait([key], within_seconds)) is None:
@@ -139,12 +138,22 @@ class Comms:
                     hint=_hint(within_seconds),
                 )
             before = beats
+        self._forget_mine(topic)
         return json.loads(heard[0])
 
     def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return what those ranks that are at work have shown of it last."""
         beats = {rank: self._board.peek(self.key("beat", rank)) for rank in ranks}
         return {rank: beat for rank, beat in beats.items() if beat is not None}
+
+    def _forget_mine(self, topic: str) -> None:
+        """Drop what this rank has shown: there is a ruling, so the coordinator has read it.
+
+        Each rank its own: the coordinator would delete those of all, one after the other, while
+        all wait for it. Whoever does not get to it leaves a value that nobody reads.
+        """
+        with suppress(PeerFailed):
+            self._board.remove(self.key(topic, self.world.rank))
 
     def _forget_older(self, key: str) -> None:
         """Drop rulings that everyone has heard: a rank that gathers again has read the last."""

@@ -22,6 +22,7 @@ from resilient.world.launch import (
     told_unsaved,
     write_launch,
 )
+from resilient.world.memory import MemoryBoard
 from resilient.world.serving import Address
 from resilient.world.sockets import BoardServer, SocketBoard
 from resilient.world.tcp import TcpBoard, connect
@@ -111,6 +112,31 @@ def test_a_board_posts_peeks_waits_and_removes(boards):
         assert board.peek("a") is None
 
     run_gang(1, rank_main)
+
+
+def test_nothing_that_ranks_have_shown_stays_on_the_board(boards):
+    is_over = threading.Barrier(3, timeout=PATIENT_SECONDS)
+
+    def rank_main(world, board):
+        board = boards(world, board)
+        comms = Comms(board, world, "s")
+        agree(comms, "t", world.rank, sum, PATIENT_SECONDS)
+        is_over.wait()
+        left = [rank for rank in range(3) if board.peek(comms.key("t", rank)) is not None]
+        is_over.wait()
+        return left
+
+    assert run_gang(3, rank_main) == [[], [], []]
+
+
+def test_a_ruling_that_was_heard_holds_though_the_board_is_gone_by_then():
+    class Ending(MemoryBoard):
+        def remove(self, key):
+            raise PeerFailed(f"gone before `{key}`")
+
+    board = Ending()
+    board.post("s/t/ruling", b"7")
+    assert Comms(board, World(1, 2), "s").broadcast("t", None, 5) == 7
 
 
 def test_a_coordinator_that_does_not_rule_is_noticed(boards):

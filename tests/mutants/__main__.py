@@ -136,7 +136,15 @@ def wrong(mutant: Mutant, warmth: Warmth) -> str:
     """Return why the tests did not do what they must, or nothing."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder).resolve() / "tree"
-        for name in ("resilient", "cli", "tests", "examples", "docs", "pyproject.toml"):
+        for name in (
+            "resilient",
+            "cli",
+            "tests",
+            "benchmarks",
+            "examples",
+            "docs",
+            "pyproject.toml",
+        ):
             source = ROOT / name
             if source.is_dir():
                 shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,6 +14,7 @@ SWEEP = "tests/crash/test_keeping_sweep.py -k anywhere"
 MANIFEST_CHECKS = "resilient/format/checks.py"
 MODULE = "resilient/vault/reuse/refer.py"
 ROTATION = "resilient/vault/rotation/rotate.py"
+SCALE = "tests/simulation/test_scale.py"
 
 MUTANTS = [
     Mutant(
@@ -126,9 +127,16 @@ MUTANTS = [
     Mutant(
         "one region that changed makes all of a file new",
         MODULE,
-        "len(starts) == regions[name]",
-        "starts",
+        "        one.start in changed[file.name]\n",
+        "        changed[file.name]\n",
         REFER,
+    ),
+    Mutant(
+        "a random state that nobody drew from makes each rank read the manifest of all",
+        MODULE,
+        "        for one in tensor.regions\n        if one.size_bytes >= REFER_BYTES_MIN\n    )\n",
+        "        for one in tensor.regions\n    )\n",
+        SCALE,
     ),
     Mutant(
         "the next save forgets one that may be committed",

@@ -12,6 +12,8 @@ BUNDLES = "tests/unit/state/test_bundles.py"
 PACE = "tests/unit/vault/test_pace.py"
 DRAFTS = "tests/unit/state/test_drafts.py"
 COVERS = "tests/property/test_covers.py"
+COMMS = "tests/contract/test_comms.py"
+SCALE = "tests/simulation/test_scale.py"
 
 MUTANTS = [
     Mutant(
@@ -268,5 +270,26 @@ MUTANTS = [
         "<= len(boxes):\n        return _corners_cancel",
         "<= 0:\n        return _corners_cancel",
         COVERS,
+    ),
+    Mutant(
+        "the coordinator asks for what each rank has shown by itself",
+        "resilient/world/tcp.py",
+        "self._call(self.store.multi_get, list(keys))",
+        "[self._call(self.store.get, key) for key in keys]",
+        SCALE,
+    ),
+    Mutant(
+        "what ranks have shown stays on the board",
+        "resilient/world/comms.py",
+        "        self._forget_mine(topic)\n        return json.loads",
+        "        return json.loads",
+        COMMS,
+    ),
+    Mutant(
+        "a ruling that was heard is lost with the board",
+        "resilient/world/comms.py",
+        "        with suppress(PeerFailed):\n            self._board.remove(self.key",
+        "        if topic:\n            self._board.remove(self.key",
+        COMMS,
     ),
 ]

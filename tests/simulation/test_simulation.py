@@ -11,7 +11,7 @@ SEEDS = 100
 # Seeds that found a defect of the library once, now mended.
 ONCE_BAD = (12, 42, 77, 163, 402)
 # The first seed that finds each defect, counted from 0.
-FOUND = {"fence": 0, "vote": 112, "silence": 229, "commit": 38, "number": 35, "stop": 50}
+FOUND = {"fence": 0, "vote": 351, "silence": 1140, "commit": 28, "number": 2, "stop": 262}
 
 
 def test_no_seed_of_the_slice_breaks_a_promise():

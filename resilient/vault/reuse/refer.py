@@ -242,9 +242,19 @@ def _protected(
 
 
 def _is_new(files: Sequence[HostFile], changed: Mapping[str, set[int]]) -> bool:
-    """Say whether every region of the files in ``changed`` is there, so none is what it was."""
-    regions = {file.name: sum(len(one.regions) for one in file.tensors) for file in files}
-    return all(len(starts) == regions[name] for name, starts in changed.items())
+    """Say whether no region of the files in ``changed`` can be what it was: all have changed.
+
+    What is too small to refer to does not count: a random state that nobody drew from must not
+    make every rank read a manifest of all ranks.
+    """
+    return all(
+        one.start in changed[file.name]
+        for file in files
+        if file.name in changed
+        for tensor in file.tensors
+        for one in tensor.regions
+        if one.size_bytes >= REFER_BYTES_MIN
+    )
 
 
 def _first_committed(

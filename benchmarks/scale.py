@@ -1,0 +1,207 @@
+"""What one save asks of the store, of the ranks' board and of rank 0, up to 16,384 ranks.
+
+Every rank is a thread of this process that runs `persist`, the whole way from host bytes to the
+commit and what follows it, over the real `Comms` and `TcpBoard`. Made up are the state, a row of
+each of eight tensors per rank, and what lies under the seams: the server of the board and the
+store are in memory and count (:mod:`benchmarks.peers.counting`). The second save of a life is
+looked at: it has an older checkpoint to let go, and one that it could refer to.
+
+Nothing here takes the time that a network takes. So the way of a save is given as the calls that
+had to be made one after the other, over all ranks, and times are those of rank 0's processor
+alone, without what the counting stores and boards took of it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Report
+from benchmarks.peers.counting import CountingBoardStore, CountingStore, Meter, Place
+from resilient.clock import SystemClock
+from resilient.events import Emitter
+from resilient.format.document import DOCUMENT_BYTES_MAX, canonical
+from resilient.format.manifest import PartEntry, StoredRegion, TensorEntry
+from resilient.format.names import CheckpointId, rank_part, rank_part_file, shard_name
+from resilient.format.regions import Region, whole
+from resilient.format.shard import HostFile, Slot, lay_out
+from resilient.testing.memory import MemoryStore
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.registry.generations import claim
+from resilient.vault.registry.retention import Retention
+from resilient.vault.reuse.refer import Base
+from resilient.vault.saving.describe import About, describe
+from resilient.vault.saving.persist import Job, Memory, persist
+from resilient.world.comms import Comms
+from resilient.world.tcp import TcpBoard
+from resilient.world.world import World
+
+if TYPE_CHECKING:
+    from resilient.vault.registry.generations import Generation
+
+ROUNDS = 1
+SIZES = (1, 8, 64, 512, 4096, 16384)
+TENSORS = 8
+COLUMNS = 4
+_STACK_BYTES = 512 << 10
+_WITHIN_SECONDS = 3600.0
+
+
+def run(rounds: int, sizes: tuple[int, ...] = SIZES) -> Report:
+    """Save at every number of ranks; all counts are the same each time, so rounds cost only."""
+    found = {size: max_of([save_twice(size) for _ in range(rounds)]) for size in sizes}
+    last, first = found[sizes[-1]], found[sizes[min(1, len(sizes) - 1)]]
+    per_rank = {
+        f"{name}_per_rank_over_{sizes[1]}": round(
+            last[name] / sizes[-1] / (first[name] / sizes[1]), 3
+        )
+        for name in ("store_requests", "sent_bytes", "manifest_bytes", "coordinator_cpu_seconds")
+        if len(sizes) > 1
+    }
+    figures: dict[str, Any] = {f"ranks_{size}": one for size, one in found.items()}
+    return Report("scale", per_rank, {"tensors": TENSORS, **figures})
+
+
+def max_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the round in which rank 0 worked least; everything else is the same in all."""
+    return min(rounds, key=lambda one: one["coordinator_cpu_seconds"])
+
+
+@dataclass
+class Gang:
+    """All ranks of one life.
+
+    Attributes:
+        shared: what the store holds.
+        place: what the board's server holds.
+        meters: of the save that is looked at, by rank.
+        failed: what a rank raised.
+    """
+
+    size: int
+    shared: MemoryStore = field(default_factory=MemoryStore)
+    place: Place = field(default_factory=Place)
+    meters: dict[int, Meter] = field(default_factory=dict)
+    failed: list[BaseException] = field(default_factory=list)
+
+    def rank_main(self, rank: int, life: Generation) -> None:
+        """Save twice as one rank; only the second is metered."""
+        try:
+            self._save_twice(rank, life)
+        except BaseException as error:
+            self.failed.append(error)
+            raise
+
+    def _save_twice(self, rank: int, life: Generation) -> None:
+        meter = self.meters[rank] = Meter()
+        board = TcpBoard(CountingBoardStore(self.place, meter))  # type: ignore[arg-type]
+        store, world = CountingStore(self.shared, meter), World(rank, self.size)
+        comms = Comms(board, world, "save")
+        limits = Limits(Retention(keep_last=1), _WITHIN_SECONDS)
+        desk = Desk(store, comms, limits, SystemClock(), Emitter(SystemClock()))
+        memory, bases = Memory(), ()
+        for step in (1, 2):
+            meter.begin()
+            persist(desk, _job(desk, life, step, bases), memory)
+            meter.end()
+            bases = (Base(CheckpointId(life.number, step)),)
+
+
+def save_twice(size: int) -> dict[str, Any]:
+    """Return what the second save of a life of ``size`` ranks took."""
+    gang = Gang(size)
+    life = claim(gang.shared, None, cause="start", clock=SystemClock())
+    before = threading.stack_size(_STACK_BYTES)
+    threads = [
+        threading.Thread(target=gang.rank_main, args=(rank, life)) for rank in range(1, size)
+    ]
+    for one in threads:
+        one.start()
+    threading.stack_size(before)
+    gang.rank_main(0, life)
+    for one in threads:
+        one.join()
+    assert not gang.failed, gang.failed[0]
+    return _figures(gang, CheckpointId(life.number, 2).manifest_key)
+
+
+def _job(desk: Desk, life: Generation, step: int, bases: tuple[Base, ...]) -> Job:
+    about = describe(desk, life, step, About(strategy="fsdp"), ())
+    files = _files(step, desk.world.rank, desk.world.size)
+    parts = (PartEntry("model", "replicated", "state.json"),) if desk.world.is_coordinator else ()
+    return Job(about, files, parts, (), step == 1, f"save/{step}", 0.0, float, bases)
+
+
+def _files(step: int, rank: int, ranks: int) -> tuple[HostFile, ...]:
+    """Return a row of each tensor, which changes, and random state, which does not."""
+    row, draw = Region((rank, 0), (1, COLUMNS)), random.Random(f"{step} {rank}")  # noqa: S311
+    model = {f"model/layer.{at}.weight": draw.randbytes(4 * COLUMNS) for at in range(TENSORS)}
+    own = f"{rank_part('rng_state', rank)}/words"
+    files = [
+        _packed(shard_name("model", rank), model, row, (ranks, COLUMNS)),
+        _packed(rank_part_file("rng_state", rank), {own: bytes(16)}, whole((4,)), (4,)),
+    ]
+    if rank == 0:
+        files.append(HostFile("state.json", canonical({"model": {"steps": step}})))
+    return tuple(files)
+
+
+def _packed(name: str, tensors: dict[str, bytes], box: Region, shape: tuple[int, ...]) -> HostFile:
+    layout = lay_out([Slot(key, "F32", box.lengths) for key in tensors], {})
+    data = bytearray(layout.head.ljust(layout.size_bytes, b"\0"))
+    entries = []
+    for key, content in tensors.items():
+        start = layout.starts[key]
+        data[start : start + len(content)] = content
+        stored = StoredRegion(box, name, start, len(content))
+        entries.append(TensorEntry(key, key.partition("/")[0], "F32", shape, (stored,)))
+    return HostFile(name, bytes(data), tuple(entries))
+
+
+def _figures(gang: Gang, manifest_key: str) -> dict[str, Any]:
+    meters, zero = gang.meters.values(), gang.meters[0]
+    others = [one for rank, one in gang.meters.items() if rank]
+    size_bytes = len(gang.shared.objects[manifest_key])
+    return {
+        "store_requests": sum(sum(one.store.values()) for one in meters),
+        "store_requests_per_rank": max((sum(one.store.values()) for one in others), default=0),
+        "coordinator_store_requests": dict(sorted(zero.store.items())),
+        "messages": sum(sum(one.board.values()) for one in meters),
+        "messages_per_rank": max((sum(one.board.values()) for one in others), default=0),
+        "coordinator_messages": dict(sorted(zero.board.items())),
+        "sent_bytes": sum(one.sent_bytes for one in meters),
+        "sent_bytes_per_rank": max(one.sent_bytes for one in others or meters),
+        "coordinator_received_bytes": zero.received_bytes,
+        "manifest_bytes": size_bytes,
+        "manifest_share_of_limit": round(size_bytes / DOCUMENT_BYTES_MAX, 4),
+        "path_to_commit_calls": zero.path_to_commit,
+        "path_to_ruling_calls": max(one.path for one in others or meters),
+        "path_to_end_calls": zero.path,
+        "coordinator_cpu_to_commit_seconds": round(zero.cpu_to_commit_seconds, 3),
+        "coordinator_cpu_seconds": round(zero.cpu_seconds, 3),
+    }
+
+
+def table(report: Report) -> str:
+    """Return the figures as the table of docs/scale.md: a column per number of ranks."""
+    columns = {name: one for name, one in report.figures.items() if name.startswith("ranks_")}
+    heads = " | ".join(f"{int(name.removeprefix('ranks_')):,}" for name in columns)
+    lines = [f"| ranks | {heads} |", "|" + "---|" * (len(columns) + 1)]
+    for row in next(iter(columns.values())):
+        cells = " | ".join(_cell(one[row]) for one in columns.values())
+        lines.append(f"| `{row}` | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count:,}" for name, count in value.items())
+    return f"{value:,}"
+
+
+if __name__ == "__main__":
+    sizes = tuple(int(one) for one in sys.argv[1:]) or SIZES
+    print(table(run(ROUNDS, sizes)))
