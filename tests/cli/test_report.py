@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
+from cli_repositories import cut, write_usual_run
 from told import BEGAN, killed_run
+
+from resilient_cli.commands.ui import version_of
 
 
 class Later:
@@ -130,6 +133,27 @@ def test_the_page_needs_nothing_beside_it_and_says_what_happened(run, call, tmp_
     for word in ("36.7 %", "aws: spot terminate", "signal 9", "checkpoint-5-g1", "rolled back"):
         assert word in text
     assert "prefers-color-scheme:dark" in text
+
+
+def test_the_page_lists_what_is_there_now_how_large_and_in_which_state(run, call, tmp_path):
+    folder = run()
+    write_usual_run(folder)
+    cut(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
+    before = version_of([folder])
+    assert call("report", folder, "-o", tmp_path / "run.html").status == 0
+    text = re.sub(r"<[^>]*>", "|", (tmp_path / "run.html").read_text(encoding="utf-8"))
+    assert "5 checkpoints, 3.7 KiB. Training would resume from checkpoint-25-g2." in text
+    rows = re.findall(
+        r"(checkpoint-\d+-g\d)\|\|2026-01-01T\S+?Z\|\|764 B\|\|764 B\|\|1\|+(\w+)", text
+    )
+    assert rows == [
+        ("checkpoint-35-g2", "DAMAGED"), ("checkpoint-25-g2", "ok"),
+        ("checkpoint-30-g1", "abandoned"), ("checkpoint-20-g1", "ok"), ("checkpoint-10-g1", "ok"),
+    ]  # fmt: skip
+    assert "model.r00000.safetensors: 300 bytes, committed with 376" in text
+    # A page that is served is made anew when one of them is damaged.
+    cut(folder / "checkpoint-25-g2" / "model.r00000.safetensors", 300)
+    assert version_of([folder]) != before
 
 
 def test_what_others_wrote_into_events_is_no_part_of_the_page(run, call, tmp_path):

@@ -78,4 +78,18 @@ MUTANTS = [
         "(one.detail or NONE)",
         f"{PAGE} -k no_part_of_the_page",
     ),
+    Mutant(
+        "the page calls what nothing resumes from whole",
+        "cli/resilient_cli/page/stored.py",
+        "{found.state(one)}</span>",
+        "{one.state}</span>",
+        PAGE,
+    ),
+    Mutant(
+        "a checkpoint that is damaged makes no new page",
+        "cli/resilient_cli/commands/ui.py",
+        '"checkpoint-*/*", ',
+        "",
+        PAGE,
+    ),
 ]

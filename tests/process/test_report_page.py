@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_repositories import cut, write_usual_run
 from gangs import ROOT
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -81,6 +82,8 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     (folder / "events").mkdir()
     (folder / "events" / "agent.jsonl").write_text("\n".join(killed_run()) + "\n")
+    write_usual_run(folder)
+    cut(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
     path = folder / "run.html"
     command = [sys.executable, "-m", "resilient_cli", "report", str(folder), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)

@@ -13,6 +13,7 @@ from resilient.accounting.account import account
 from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import StoreError
+from resilient_cli.commands.listing import stored
 from resilient_cli.page.html import page_of
 from resilient_cli.places import output_of
 from resilient_cli.render import Format, show
@@ -48,7 +49,7 @@ def report(ctx: typer.Context, run: Run, *, output: Page = None) -> None:
     """
     found = account(read_records(run))
     if output is not None:
-        _write(output, page_of(found, str(run[0])))
+        _write(output, page_of(found, str(run[0]), stored(run)))
     show(reporting(found, str(output) if output else ""), output_of(ctx))
 
 

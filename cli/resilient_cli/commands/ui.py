@@ -6,6 +6,7 @@ import hashlib
 import sys
 import threading
 import webbrowser
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ from resilient.accounting.account import account
 from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError
+from resilient.format.names import GENERATIONS, TAGS
+from resilient_cli.commands.listing import stored
 from resilient_cli.commands.report import Run  # noqa: TC001 - Typer reads it when it runs
 from resilient_cli.page.html import page_of
 from resilient_cli.page.serving import PageServer
@@ -31,6 +34,7 @@ Browser = Annotated[
     bool, typer.Option("--browser/--no-browser", help="Open it, where this is a terminal.")
 ]
 
+_MADE_OF = ("*.jsonl", "events/*.jsonl", "checkpoint-*/*", f"{GENERATIONS}*", f"{TAGS}*")
 _BETWEEN_SECONDS = 0.5
 _SHARE = 5
 """Between two renewals passes so many times the time that one takes."""
@@ -100,18 +104,19 @@ class RunPage:
         self._next_seconds = now_seconds + pause_seconds
 
     def _made(self) -> str:
-        return page_of(account(read_records(self._run)), str(self._run[0]), self._version)
+        found = account(read_records(self._run))
+        return page_of(found, str(self._run[0]), stored(self._run), self._version)
 
 
 def version_of(run: Sequence[Path]) -> str:
-    """Return a word that is another one when event files of a run have changed."""
+    """Return a word that is another one when event files or checkpoints of a run have changed."""
     told = "\n".join(f"{path} {size} {at}" for path, size, at in sorted(_stats(run)))
     return hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
     for folder in run:
-        for path in (*folder.glob("*.jsonl"), *folder.glob("events/*.jsonl")):
+        for path in chain.from_iterable(map(folder.glob, _MADE_OF)):
             try:
                 found = path.stat()
             except OSError:

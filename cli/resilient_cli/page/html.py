@@ -7,25 +7,27 @@ from typing import TYPE_CHECKING
 
 from resilient_cli.page.drawing import curve, timeline
 from resilient_cli.page.live import foot_of, head_of
+from resilient_cli.page.stored import stored_part
 from resilient_cli.page.style import style
+from resilient_cli.page.tables import scroll, table
 from resilient_cli.render import human_size
 from resilient_cli.views.accounting import moment
 from resilient_cli.views.words import NONE, count, duration, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from resilient.accounting.account import Account
+    from resilient_cli.views.listing import Listing
 
 _SAVED_SHOWN = 50
 
 
-def page_of(found: Account, name: str, version: str = "") -> str:
+def page_of(found: Account, name: str, stored: Listing | None = None, version: str = "") -> str:
     """Return the page, whole: it refers to nothing.
 
     Args:
         found: the account of the run.
         name: of the run, as it was given.
+        stored: what the repository holds now; None if that is not known.
         version: of a page that is served, and looks for a newer one; empty for one in a file.
     """
     head, foot = (head_of(version), foot_of()) if version else ("", "")
@@ -38,13 +40,14 @@ def page_of(found: Account, name: str, version: str = "") -> str:
         _classes(found),
         "<h2>Lives</h2>",
         "<p>Triangles are faults, notches are checkpoints; rest on anything for its name.</p>",
-        _scroll(timeline(found)),
+        scroll(timeline(found)),
         "<h2>Loss</h2>",
         "<p>Lives in turns of two colours; grey is what was rolled back or died.</p>",
-        _scroll(curve(found)),
+        scroll(curve(found)),
         "<h2>Faults</h2>",
         _faults(found),
         "<h2>Checkpoints</h2>",
+        stored_part(stored) if stored else "",
         _checkpoints(found),
     ]
     return (
@@ -91,7 +94,7 @@ def _classes(found: Account) -> str:
         if length
     ]
     rows.append(("all", duration(found.wall_ms), share(found.wall_ms, found.wall_ms)))
-    return _table(("class", "time", "share"), rows, numbers=(1, 2))
+    return table(("class", "time", "share"), rows, numbers=(1, 2))
 
 
 def _faults(found: Account) -> str:
@@ -121,11 +124,11 @@ def _faults(found: Account) -> str:
         for one in found.faults
     ]
     head = ("life", "after", "cause", "where", "detail", "down", "lost steps", "lost time")
-    return _table(
+    return table(
         ("cause", "faults", "mean time to repair", "lost steps", "lost time"),
         causes,
         numbers=(1, 2, 3, 4),
-    ) + _table(head, rows, numbers=(5, 6, 7))
+    ) + table(head, rows, numbers=(5, 6, 7))
 
 
 def _checkpoints(found: Account) -> str:
@@ -146,23 +149,4 @@ def _checkpoints(found: Account) -> str:
     last = f", the last {_SAVED_SHOWN} of them" if len(found.saved) > _SAVED_SHOWN else ""
     said = f"<p>{count(len(found.saved), 'checkpoint')}, {human_size(written)} written{last}.</p>"
     head = ("checkpoint", "after", "size", "written", "durable in", "training waited")
-    return said + _table(head, rows, numbers=(1, 2, 3, 4, 5))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
-    """Return a table; cells are HTML already."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        shown = (
-            f"<{tag}{' class=n' if nth in numbers else ''}>{cell}</{tag}>"
-            for nth, cell in enumerate(cells)
-        )
-        return f"<tr>{''.join(shown)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in rows)
-    return _scroll(f"<table>{row(head, 'th')}{body}</table>")
-
-
-def _scroll(shown: str) -> str:
-    """Return what moves sideways on its own where the window is narrow, with the keyboard too."""
-    return f'<div class="scroll" tabindex="0">{shown}</div>'
+    return said + table(head, rows, numbers=(1, 2, 3, 4, 5))

@@ -21,9 +21,9 @@ COLOURS = {
 
 _BASE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1d2430;--dim:#667085;--line:#e3e6eb;--card:#f6f7f9;
---a:#1f5fbf;--b:#0f8a8a;--gone:#b4b8c0;--fault:#d64545}
+--a:#1f5fbf;--b:#0f8a8a;--gone:#b4b8c0;--fault:#d64545;--bad:#b42318}
 @media(prefers-color-scheme:dark){:root{--bg:#12151b;--fg:#e4e7ec;--dim:#98a2b3;--line:#2b313c;
---card:#1a1f27;--a:#7aaeff;--b:#4fd0c8;--gone:#565d69;--fault:#ff7b72}}
+--card:#1a1f27;--a:#7aaeff;--b:#4fd0c8;--gone:#565d69;--fault:#ff7b72;--bad:#ff9a92}}
 *{box-sizing:border-box}body{margin:0 auto;padding:28px 20px 60px;max-width:1080px;
 background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:22px;margin:0}h2{font-size:16px;margin:34px 0 10px}p{color:var(--dim);margin:2px 0}
@@ -46,6 +46,7 @@ svg{width:100%;min-width:820px;height:auto;display:block}svg text{font-size:11px
 .fault{fill:var(--fault)}.strike{stroke:var(--fault);stroke-dasharray:2 3;opacity:.55}
 .saved{stroke:var(--bg);stroke-width:1.5}
 polyline{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
+.s-damaged{color:var(--bad);font-weight:600}.s-warning{font-weight:600}
 #live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
 border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}

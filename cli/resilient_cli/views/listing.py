@@ -89,7 +89,7 @@ def listing(found: Listing, now: str) -> Answer:
     idle = [f"tag {name} names nothing: resilient ckpt untag {name}" for name in found.idle_tags]
     blocks: tuple[Table | str, ...] = (
         table,
-        _closing(found),
+        closing(found),
         *skipped,
         *idle,
         _lives(found, now),
@@ -142,18 +142,20 @@ def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
         *about,
         found.state(survey),
         survey.checkpoint.folder,
-        _note(found, survey),
+        note(found, survey),
     )
 
 
-def _note(found: Listing, survey: Survey) -> str:
+def note(found: Listing, survey: Survey) -> str:
+    """Return what is to be said of a checkpoint: its damage, or else its tags."""
     if not survey.findings:
         return ", ".join(f"tag {name}" for name in found.tags_on(survey.checkpoint))
     first, *others = survey.findings
     return f"{first.file}: {first.problem}" + (f" (and {len(others)} more)" if others else "")
 
 
-def _closing(found: Listing) -> str:
+def closing(found: Listing) -> str:
+    """Return how much there is, and what a resume would take."""
     total = f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
     if found.resume:
         return f"{total} Training would resume from {found.resume}."
