@@ -104,7 +104,8 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         name: redact(value) if isinstance(value, str) else value for name, value in fields.items()
     }
     if output.format is Format.JSON:
-        sys.stderr.write(json.dumps({"type": "error", **clean}) + "\n")
+        head = {"schema": "resilient/error@1", "type": "error"}
+        sys.stderr.write(json.dumps({**head, **clean}) + "\n")
         return
     word = _paint("error:", colored=_colored(output, sys.stderr))
     sys.stderr.write(f"{word} {clean['message']}  [{clean['code']}]\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_repositories import TickingClock
+from json_schemas import check_output
 from manifest_schemas import check_schema
 
 from resilient_cli.app import main
@@ -47,6 +48,7 @@ def call(capsys, monkeypatch):
     def run(*arguments):
         status = main([str(one) for one in arguments])
         captured = capsys.readouterr()
+        check_output(captured.out + captured.err)
         return Outcome(status, captured.out, captured.err)
 
     return run

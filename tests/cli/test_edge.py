@@ -98,7 +98,7 @@ def test_in_json_an_error_is_one_last_line_on_stderr(failing):
     outcome = failing(resilient.errors.StoreFull("no space", hint="make room"), "--json")
     assert outcome.stdout == ""
     assert json.loads(outcome.stderr) == {
-        "type": "error", "exit": 73, "code": "RES-STORE-507",
+        "schema": "resilient/error@1", "type": "error", "exit": 73, "code": "RES-STORE-507",
         "message": "no space", "hint": "make room",
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from json_schemas import check
 from told import killed_run
 
 from resilient_cli.commands.ui import RunPage
@@ -31,6 +32,7 @@ class Served:
         command = [sys.executable, "-m", "resilient_cli", "ui", str(folder), "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.said = json.loads(self.process.stdout.readline())
+        check(self.said)
         self.address = urlsplit(self.said["url"])
 
     def write(self, lines=None):

@@ -83,8 +83,9 @@ def schema(ctx: typer.Context) -> None:
 
     Example: resilient config schema > arguments.schema.json
     """
-    text = json.dumps(json_schema(TrainingArguments), indent=2)
-    show(Answer("config.schema", "schema", json.loads(text), (text,)), output_of(ctx))
+    document = json_schema(TrainingArguments)
+    text = json.dumps(document, indent=2)
+    show(Answer("config.schema", "schema", {"document": document}, (text,)), output_of(ctx))
 
 
 def _is_file(source: str) -> bool:

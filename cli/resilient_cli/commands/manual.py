@@ -10,27 +10,32 @@ import typer
 from resilient.errors import UsageError
 from resilient.exit_codes import EXIT_CODES
 from resilient_cli.app import main
+from resilient_cli.manual.schemas import schema_names
 from resilient_cli.manual.topics import ENVIRONMENT, REFS, STORAGE
 from resilient_cli.places import output_of
 from resilient_cli.render import Answer, show
 from resilient_cli.tree import COMMANDS
 from resilient_cli.views.manual import (
     all_errors,
+    all_schemas,
     contents,
     errors,
     exit_codes,
     one_code,
     one_error,
+    one_schema,
     topic,
 )
 
 PAGES = {"refs": REFS, "storage": STORAGE, "environment": ENVIRONMENT}
+JSON = "json"
 TOPICS = {
     "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
     "errors": "every error id; `resilient help RES-...` explains one",
     "refs": "how a checkpoint is named",
     "storage": "which URLs there are, and what they can do",
     "environment": "variables that are read, and where arguments come from",
+    "json": "what --json writes; `resilient help json ckpt.ls` is the schema of one command",
 }
 
 
@@ -50,6 +55,9 @@ def manual(
     name, *rest = words or [""]
     if name in COMMANDS:
         return main([name, *rest, "--help"])
+    if name.lower() == JSON:
+        show(_json(".".join(rest).lower()), output_of(ctx))
+        return 0
     if rest:
         raise UsageError(f"one topic at a time: `{name}`, `{rest[0]}`", hint="resilient help")
     found = {"": _contents, "exit-codes": exit_codes, "errors": all_errors}.get(name.lower())
@@ -69,6 +77,17 @@ def manual(
 
 def _contents() -> Answer:
     return contents({name: lazy.help for name, lazy in COMMANDS.items()}, TOPICS)
+
+
+def _json(name: str) -> Answer:
+    if not name:
+        return all_schemas()
+    if name not in schema_names():
+        close = get_close_matches(name, schema_names(), n=1)
+        raise UsageError(
+            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *close))
+        )
+    return one_schema(name)
 
 
 def _nearest(name: str) -> str:

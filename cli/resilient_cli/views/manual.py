@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODES, OWN, UNKNOWN
 from resilient_cli.manual.explanations import EXPLANATIONS
+from resilient_cli.manual.schemas import schema_document, schema_names, schema_text
 from resilient_cli.render import Answer, Facts, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+_JSON = (
+    "With --json each answer is one object on a line of stdout, and an error is the last line of "
+    "stderr. `schema` names its schema and `type` its kind; fields are added, never taken away."
+)
 
 
 def errors() -> dict[str, type[ResilientError]]:
@@ -84,6 +90,20 @@ def topic(name: str, blocks: tuple[Table | str, ...]) -> Answer:
     return Answer(
         "help", "topic", document, blocks, tuple(next(iter(row.values())) for row in rows)
     )
+
+
+def all_schemas() -> Answer:
+    """Return the name of every schema of :mod:`resilient_cli.manual.schemas`, and what it is of."""
+    known = {name: str(schema_document(name)["description"]) for name in schema_names()}
+    table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
+    said = (_JSON, table, "Example: resilient help json ckpt.ls > ckpt.ls.schema.json")
+    return Answer("help", "schemas", {"schemas": known}, said, tuple(known))
+
+
+def one_schema(name: str) -> Answer:
+    """Return a schema that is there, as its file has it."""
+    document = {"name": name, "document": schema_document(name)}
+    return Answer("help", "schema", document, (schema_text(name).rstrip("\n"),), (name,))
 
 
 def contents(commands: Mapping[str, str], topics: Mapping[str, str]) -> Answer:

@@ -1,0 +1,62 @@
+"""What the command line writes as JSON, held against the schemas that it publishes."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from jsonschema import Draft202012Validator
+
+from resilient_cli.manual.schemas import schema_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NAMED = re.compile(r"resilient/([a-z0-9.-]+)@1")
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """Return what validates the documents of a schema, which is one itself."""
+    document = schema_document(name)
+    Draft202012Validator.check_schema(document)
+    return Draft202012Validator(document)
+
+
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """Yield each object that stands on a line of its own and names a schema."""
+    for line in text.splitlines():
+        if line.startswith('{"schema": "'):
+            yield json.loads(line)
+
+
+def name_of(document: dict[str, Any]) -> str:
+    """Return the name of the schema that a document is of."""
+    named = _NAMED.fullmatch(document["schema"])
+    assert named, document["schema"]
+    return named[1]
+
+
+def check(document: dict[str, Any]) -> str:
+    """Fail unless a document is as its schema says; return the name of the schema."""
+    name = name_of(document)
+    found = [
+        f"{'/'.join(map(str, one.absolute_path)) or '(top)'}: {one.message[:400]}"
+        for error in validator(name).iter_errors(document)
+        for one in (_nearest(error.context) if error.context else [error])
+    ]
+    assert not found, f"{name} is not as `resilient help json {name}` says: {found}"
+    return name
+
+
+def check_output(text: str) -> set[str]:
+    """Fail unless every document of an output is as its schema says; return their names."""
+    return {check(one) for one in documents(text)}
+
+
+def _nearest(errors: list[Any]) -> list[Any]:
+    """Return the errors of the kind that has this ``type``, of all kinds if none has."""
+    wrong = {one.schema_path[0] for one in errors if list(one.absolute_path) == ["type"]}
+    return [one for one in errors if one.schema_path[0] not in wrong] or errors
