@@ -10,7 +10,8 @@ from clusters import pod
 from tests.services.apirequests import TOKEN
 from tests.services.apiserver import CORE, Fault
 
-RUN = ("--image", "lab/train@sha256:6b86", "--name", "gpt2", "--namespace", "lab")
+IMAGE = "lab/train@sha256:6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
+RUN = ("--image", IMAGE, "--name", "gpt2", "--namespace", "lab")
 TRAIN = ("--", "train", "--repo", "s3://lab/run", "/app/train.py")
 ASKED = (*RUN, *TRAIN)
 OBJECTS = ["serviceaccount/gpt2", "networkpolicy/gpt2", "service/gpt2", "job/gpt2"]
