@@ -33,7 +33,7 @@ margin:20px 0 0}
 .tile b{display:block;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums}
 .tile span{color:var(--dim);font-size:13px}
 .bar{display:flex;height:22px;margin-bottom:8px;border-radius:5px;overflow:hidden;background:var(--card)}
-.bar i{display:block}.scroll{overflow-x:auto}.scroll+.scroll{margin-top:18px}
+.bar i{display:block}.scroll{overflow-x:auto}.scroll+.scroll,.scroll+p{margin-top:18px}
 .scroll:focus-visible{outline:2px solid var(--a);outline-offset:3px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
 th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--line);
