@@ -140,3 +140,6 @@ OWN = "`train` passes a script's own exit code on; 128 + N is signal N of a work
 
 PERMANENT = tuple(one.number for one in EXIT_CODES if one.scheduler.startswith("fail the job"))
 """Those after which another start would end the same way."""
+
+EXIT_CODE_FILE = "RESILIENT_EXIT_CODE_FILE"
+"""A variable that names a file for the exit code of the program, as a line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from typer.completion import completion_init
 from typer.core import TyperGroup
 
 from resilient.errors import ResilientError
-from resilient.exit_codes import EXIT_CODES, UNKNOWN
+from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
 from resilient_cli.render import Format, Output, show_error
 from resilient_cli.tree import COMMANDS
 
@@ -103,7 +104,21 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; errors become text here and nowhere else."""
+    """Run the program and return its exit code; errors become text here and nowhere else.
+
+    ``RESILIENT_EXIT_CODE_FILE`` names a file that gets the code too: a starter of several programs
+    may tell only one code of them all.
+    """
+    # Programs that a script calls are others.
+    told = os.environ.pop(EXIT_CODE_FILE, "")
+    status = _main(arguments)
+    if told:
+        with suppress(OSError), open(told, "w", encoding="utf-8") as file:  # noqa: PTH123 - at once
+            file.write(f"{status}\n")
+    return status
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
     try:

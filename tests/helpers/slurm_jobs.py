@@ -36,13 +36,14 @@ class SlurmRun:
     Args:
         cluster: a :class:`tests.services.slurm.Slurm`.
         folder: of the run and its log.
+        first: what the program's shell does before all else.
     """
 
-    def __init__(self, cluster, folder, *options, train=(), script=(), pause="0.03"):
+    def __init__(self, cluster, folder, *options, train=(), script=(), pause="0.03", first=":"):
         self.cluster, self.folder = cluster, folder
         program = folder / "bin" / "resilient"
         program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m resilient_cli "$@"\n')
+        program.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} -m resilient_cli "$@"\n')
         program.chmod(0o755)
         setup = ("--setup", f"export PATH={program.parent}:$PATH")
         asked = ("--name", "run", "--logs", str(folder / "logs"), "--cpus", "2", *setup, *options)

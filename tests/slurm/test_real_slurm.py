@@ -145,3 +145,31 @@ def test_tasks_of_an_array_are_requeued_one_by_one(cluster, every, tmp_path):
     run.wait(lambda: int(cluster.job(task)["Restarts"]) == 1, "no requeue")
     run.wait(lambda: cluster.job(task)["JobState"] == "COMPLETED", "no end")
     assert [(tmp_path / f"was-{one}").read_text() for one in (0, 1)] == ["x", "xx"]
+
+
+def test_an_elastic_run_goes_on_without_a_node_that_died(cluster, every, tmp_path):
+    # Both nodes are this machine, and their names are SLURM's alone.
+    names = tmp_path / "names"
+    names.mkdir()
+    (names / "scontrol").write_text(
+        '#!/bin/sh\n[ "$2" = hostnames ] && exec echo 127.0.0.1\nexec /usr/bin/scontrol "$@"\n'
+    )
+    (names / "scontrol").chmod(0o755)
+    setup = ("--setup", f"export PATH={names}:$PATH")
+    # The first node serves the rendezvous, and here both have its address.
+    first = '[ "${SLURM_PROCID:-0}" = 0 ] || sleep 3'
+    run = SlurmRun(cluster, tmp_path, "--nodes", "1-2", *setup, pause="0.2", first=first)
+    run.wait_for_steps(0)
+    run.wait_for_word(" on 2 ranks, ")
+    cluster.run("scontrol", "update", "node=n2", "state=down", "reason=test")
+    try:
+        run.wait_for_state("COMPLETED")
+    finally:
+        # It may have come back by itself.
+        if "DOWN" in cluster.run("scontrol", "show", "node", "n2"):
+            cluster.run("scontrol", "update", "node=n2", "state=resume")
+    assert " on 1 ranks, " in run.log()
+    # Nothing was saved before: what was done on two nodes is done again.
+    assert [one["step"] for one in run.lines()][-160:] == list(range(1, 161)), run.log()
+    assert run.status()["starts"] == 0
+    assert not list(tmp_path.glob("logs/*.failures"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from resilient.exit_codes import PERMANENT
+from resilient.exit_codes import EXIT_CODE_FILE, PERMANENT
 from resilient_cli.slurm.job import TASK
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ last=$?
 """
 
 
+_OF_FIRST = """\
+[ ! -s "$codes.0" ] || read -r code < "$codes.0"
+rm -f "$codes".*
+"""
+
+
 def render(job: SlurmJob) -> str:
     """Return the batch script of a job, ending with a line break."""
     parts = [
@@ -68,6 +74,7 @@ def render(job: SlurmJob) -> str:
         _SAY,
         _agents(job),
         _WAIT,
+        _OF_FIRST if job.nodes_min < job.nodes_max else "",
         _verdict(job),
     ]
     return "".join(parts)
@@ -85,7 +92,8 @@ def _directives(job: SlurmJob) -> list[str]:
         "account": place.account,
         "qos": place.qos,
         "nodes": nodes,
-        "ntasks-per-node": "1",
+        # Of a range SLURM would give the fewest nodes that so many tasks fit on.
+        "ntasks-per-node": "" if is_elastic else "1",
         "gpus-per-node": place.gpus,
         "cpus-per-task": str(place.cpus or ""),
         "mem": place.memory,
@@ -121,9 +129,16 @@ def _agents(job: SlurmJob) -> str:
         own.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')
         own.append('--rdzv-endpoint "$head:$port"')
     own.append('--rdzv-id "$run"')
+    program = "resilient train"
+    if job.nodes_min < job.nodes_max:
+        # srun tells the code of a node that died, and the first agent that of the run.
+        lines.append('codes=$(mktemp -u "${TMPDIR:-/tmp}/resilient-$run-XXXXXX")\n')
+        named = f'export {EXIT_CODE_FILE}="$0.$SLURM_PROCID"'
+        program = f"""bash -c '{named}; exec resilient train "$@"' "$codes\""""
     cpus = f"--cpus-per-task={job.place.cpus} " if job.place.cpus else ""
     # The job's own --no-kill keeps its nodes; without the step's, SLURM kills the agents on them.
-    stays = "--no-kill " if job.nodes_min < job.nodes_max else ""
+    is_elastic = job.nodes_min < job.nodes_max
+    stays = "--no-kill --ntasks-per-node=1 " if is_elastic else ""
     words = " ".join(map(_quote, job.command))
     return "".join(
         [
@@ -131,7 +146,7 @@ def _agents(job: SlurmJob) -> str:
             *lines,
             # An agent that leaves first hurries nobody: the others may still be saving.
             f"srun {cpus}{stays}--kill-on-bad-exit=0 --wait=0 \\\n",
-            f"  resilient train {' '.join(own)} \\\n",
+            f"  {program} {' '.join(own)} \\\n",
             f"  {words} &\n",
             "agents=$!\n",
         ]
