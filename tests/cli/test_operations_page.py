@@ -9,7 +9,7 @@ import pytest
 from gangs import ROOT
 from pages import commands_of, paste_on_a_new_machine, section, shell_of
 
-from resilient.exit_codes import EXIT_CODES
+from resilient.exit_codes import EXIT_CODES, PERMANENT
 from resilient_cli.app import load
 from resilient_cli.tree import COMMANDS
 
@@ -67,6 +67,20 @@ def test_each_command_of_the_page_is_one(words):
 def test_what_is_no_command_would_be_seen():
     assert not is_one(["ckpt", "prune", "--keep-everything"])
     assert len(commands_of(PAGE)) > 50
+
+
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("operations.md", r"^\| ([\d, ]+) \| ends with it: another start would end the same way"),
+        ("kubernetes.md", r"^\| ([\d, ]+) \| fails at once: another start would end the same way"),
+        ("operations.md", r"RestartPreventExitStatus=([\d ]+)`"),
+    ],
+)
+def test_what_ends_a_run_for_good_is_that_of_the_table(page, row):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (found,) = re.findall(row, text, re.MULTILINE)
+    assert [int(one) for one in found.replace(",", " ").split()] == list(PERMANENT)
 
 
 def test_the_page_says_what_to_do_about_each_exit_code():
