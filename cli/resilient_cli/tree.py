@@ -74,6 +74,9 @@ _CKPT = {
     "untag": LazyCommand("resilient_cli.commands.keeping", "untag", "Take a name away."),
     "prune": LazyCommand("resilient_cli.commands.keeping", "prune", "Delete what no policy keeps."),
     "sign": LazyCommand("resilient_cli.commands.signing", "sign", "Sign a checkpoint."),
+    "cp": LazyCommand(
+        "resilient_cli.commands.exchanging", "cp", "Copy a checkpoint to another repository."
+    ),
     "export": LazyCommand(
         "resilient_cli.commands.exchanging", "export", "Write a checkpoint for Transformers."
     ),
@@ -110,7 +113,7 @@ COMMANDS = {
     "ckpt": LazyCommand(
         "",
         "",
-        "List, inspect, compare, verify, repair, rewind, sign, tag, prune, import and export.",
+        "List, inspect, compare, verify, repair, rewind, sign, tag, prune, copy and exchange.",
         commands=_CKPT,
     ),
     "audit": LazyCommand(

@@ -8,6 +8,9 @@ BACK = "tests/unit/vault/test_going_back.py"
 MOVES = "resilient/vault/registry/moves.py"
 TRAVEL = "resilient/vault/rollback.py"
 
+MIRROR = "resilient/vault/mirror.py"
+MIRRORING = "tests/unit/vault/test_mirroring.py"
+
 MUTANTS = [
     Mutant(
         "going back claims no life, so nothing is fenced and nothing moves",
@@ -100,5 +103,41 @@ MUTANTS = [
         "created_at) <= moment:\n",
         "created_at) >= moment:\n",
         f"{BACK} -k moment_means",
+    ),
+    Mutant(
+        "a copy takes bytes that are not what was saved",
+        MIRROR,
+        "        if digest_file(data) != entry.proof:\n",
+        "        if False:\n",
+        f"{MIRRORING} -k damage",
+    ),
+    Mutant(
+        "a copy comes into a repository where the run went on",
+        MIRROR,
+        "    if newest > mine:\n",
+        "    if False:\n",
+        f"{MIRRORING} -k goes_on",
+    ),
+    Mutant(
+        "a copy mixes two runs",
+        MIRROR,
+        "    if runs:\n",
+        "    if False:\n",
+        f"{MIRRORING} -k another_run",
+    ),
+    Mutant(
+        "a copy has its manifest before its files",
+        MIRROR,
+        "    for entry in shipment.missing:\n        _carry(",
+        "    put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)\n"
+        "    for entry in shipment.missing:\n        _carry(",
+        f"{MIRRORING} -k whenever_it_dies",
+    ),
+    Mutant(
+        "a copy has no ledger",
+        MIRROR,
+        "    for segment in shipment.segments:\n",
+        "    for segment in ():\n",
+        f"{MIRRORING} -k ledger",
     ),
 ]

@@ -1,4 +1,4 @@
-"""``resilient ckpt import`` and ``export``: checkpoints of Hugging Face's Trainer."""
+"""``resilient ckpt cp``, ``import`` and ``export``: to and from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,17 +9,49 @@ from typing import Annotated
 
 import typer
 
+from resilient.clock import SystemClock
 from resilient.errors import UsageError
+from resilient.vault.mirror import copy_over, plan_copy
+from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
 from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
+from resilient_cli.progress import Progress
 from resilient_cli.render import show
-from resilient_cli.views.exchange import exported, imported
+from resilient_cli.views.exchange import copied, exported, imported
 
 
 class Kind(enum.StrEnum):
     """Whose checkpoint."""
 
     HF = "hf"
+
+
+def cp(
+    ctx: typer.Context,
+    ref: Annotated[str, typer.Argument(metavar="REF", help="Which, or the path that it has.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="Of the other repository.")],
+    repo: Repo = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be put.")] = False,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="Promise: nobody else writes to URL.")
+    ] = False,
+) -> None:
+    """Copy a checkpoint to another repository, every byte proved on the way.
+
+    It is there under the same name, with its signature and its ledger, once it is whole: a run
+    with `--repo URL` goes on from it. What is there already is not put again. Bytes that older
+    checkpoints hold come along. RESILIENT_STORAGE_OPTIONS are those of both.
+
+    Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
+    """
+    named, place = ref_and_place(ref, None, repo)
+    source, other = open_repository(place, repo), open_repository(target, None)
+    shipment = plan_copy(source, other, resolve(source, named or "latest"))
+    if not dry_run:
+        with Progress("copying") as told:
+            copy_over(source, other, shipment, SystemClock(), told, single_writer=single_writer)
+    show(copied(source.url, other.url, shipment, dry_run=dry_run), output_of(ctx))
 
 
 def import_(

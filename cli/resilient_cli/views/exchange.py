@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient_cli.render import Answer
+from resilient_cli.render import Answer, human_size
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
+    from resilient.vault.mirror import Shipment
+
+
+def copied(source: str, target: str, shipment: Shipment, *, dry_run: bool) -> Answer:
+    """Return the answer of ``ckpt cp``."""
+    checkpoint = shipment.manifest.checkpoint
+    document = {
+        "repository": source,
+        "id": checkpoint.folder,
+        "to": target,
+        "done": not dry_run,
+        "was_there": shipment.is_there and not shipment.missing,
+        "files": len(shipment.missing),
+        "size_bytes": shipment.size_bytes,
+        "ledger": shipment.ledger_problem or None,
+    }
+    verb = "would be put" if dry_run else "put"
+    size = human_size(shipment.size_bytes)
+    said = [f"{checkpoint} of {source} -> {target}: {len(shipment.missing)} files, {size} {verb}"]
+    if document["was_there"]:
+        said = [f"{checkpoint} is whole at {target} already."]
+    if shipment.ledger_problem:
+        said.append(f"its ledger is not copied whole: {shipment.ledger_problem}")
+    if not dry_run:
+        said.append(f"resilient ckpt verify {checkpoint} {target}")
+    return Answer("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
 
 
 def imported(url: str, source: str, checkpoint: CheckpointId) -> Answer:
