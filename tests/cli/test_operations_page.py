@@ -43,7 +43,7 @@ def is_one(words):
     found = table[name] if hasattr(table[name], "params") else load(name, table[name])
     options = {"--help"}
     options.update(option for one in found.params for option in one.opts + one.secondary_opts)
-    used = {one.partition("=")[0] for one in ours if one.startswith("-")}
+    used = {one.partition("=")[0] for one in ours if re.match("-[^0-9]", one)}
     return used <= options and (not theirs or is_one(theirs))
 
 
