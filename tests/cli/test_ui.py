@@ -111,14 +111,14 @@ def test_it_has_a_new_version_when_the_run_went_on_and_ends_with_ctrl_c(served):
     before = served.ask(f"{served.address.path}version")[1]
     assert f'content="{before}"' in served.ask(served.address.path)[1]
     served.write()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while served.ask(f"{served.address.path}version")[1] == before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     page = served.ask(served.address.path)[1]
     assert [word for word in SAID if word not in page] == []
     served.process.send_signal(signal.SIGINT)
-    _, complaint = served.process.communicate(timeout=20)
+    _, complaint = served.process.communicate(timeout=60)
     assert (served.process.returncode, complaint) == (130, b"")
 
 

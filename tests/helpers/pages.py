@@ -42,11 +42,10 @@ def paste(shell, folder, environment=(), limit=200):
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m resilient_cli "$@"\n')
     program.chmod(0o755)
-    ours = {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")]),
-    }
-    return _run(shell, folder, {**os.environ, **ours, **dict(environment)}, limit)
+    environ = {**os.environ, **dict(environment)}
+    environ["PATH"] = f"{program.parent}:{environ['PATH']}"
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    return _run(shell, folder, environ, limit)
 
 
 def paste_on_a_new_machine(shell, folder, limit=400):

@@ -10,7 +10,7 @@ from manifests import Values
 from models import make_trainer
 
 from resilient.opening import open_checkpointer
-from resilient.state import stage
+from resilient.state import steady
 from resilient.state.capture import Part
 from resilient.state.copying import Copy
 from resilient.storage.open import open_store
@@ -37,7 +37,7 @@ def test_checkpoints_hold_the_same_bits_with_and_without_overlap(
 ):
     options = {"save_steps": 1, "max_steps": 4, "gradient_accumulation_steps": accumulation}
     make_trainer(tmp_path / "plain", save_overlap=False, **options).train()
-    monkeypatch.setattr(stage, "_LATER_BYTES_MIN", 1)
+    monkeypatch.setattr(steady, "_LATER_BYTES_MIN", 1)
     make = Copy.make
 
     def make_late(self, *, modestly=False):
