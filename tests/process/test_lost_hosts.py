@@ -28,10 +28,10 @@ def calm(tmp_path_factory):
 
 
 @pytest.fixture
-def two(network, on_host, tmp_path):
+def two(network, on_host, tmp_path, request):
     """Two hosts that train together."""
-    hosts = network(2)
-    first, second = (on_host(hosts, one, tmp_path, "1:2", "--grace", "5", **JOB) for one in (0, 1))
+    hosts, more = network(2), {"pause": getattr(request, "param", 0.2), **JOB}
+    first, second = (on_host(hosts, one, tmp_path, "1:2", "--grace", "5", **more) for one in (0, 1))
     second.wait_for_world(2)
     first.wait_for_steps(3)
     return hosts, first, second
@@ -58,6 +58,8 @@ def test_the_processes_of_a_host_are_killed_and_the_other_goes_on_alone(two, cal
     assert lost(first)[-1] == ([hosts.address(1)], [])
 
 
+# So slow that the one does not end alone before the other is back.
+@pytest.mark.parametrize("two", [0.6], indirect=True)
 def test_a_host_that_is_cut_off_leaves_and_comes_back(two, on_host, tmp_path, calm):
     hosts, first, second = two
     hosts.cut(1)
