@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from resilient.agent.keeper.memory import grant
 from resilient.agent.metrics.metrics import Metrics
 from resilient.agent.metrics.wishes import MetricsWishes
 from resilient.agent.nodes.connections import limit_silence_toward
-from resilient.agent.nodes.meeting import connect
+from resilient.agent.nodes.meeting import Comeback, connect
 from resilient.agent.notices.choosing import choose_sources
 from resilient.agent.notices.watcher import Watcher
 from resilient.agent.options import KeeperWishes, Patience, Wishes
@@ -182,12 +183,14 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
     plan = resolve(options)
     alone = "127.0.0.1" if plan.nodes_max == 1 else ""
     keeper = grant(KeeperWishes(options.host_bytes_max, alone, plan.nproc))
+    with stops.interrupting():
+        handler = _connect_in_thread(plan)
     spec = WorkerSpec(
         role="default",
         local_world_size=plan.nproc,
         entrypoint=sys.executable,
         args=plan.command,
-        rdzv_handler=_connect_unless_stopped(plan, stops),
+        rdzv_handler=handler,
         max_restarts=options.max_restarts,
         monitor_interval=options.patience.interval_seconds,
         local_addr=plan.local_addr or None,
@@ -213,7 +216,11 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
         return newest_committed(url, wishes.storage_options, within_seconds)
 
     progress = ProgressLog(ask, launches or 0)
-    return ResilientAgent(spec, wishes, options.patience, progress, SystemClock(), emit)
+    agent = ResilientAgent(spec, wishes, options.patience, progress, SystemClock(), emit)
+    if not plan.is_alone:
+        join_seconds = float(plan.conf.get("join_timeout", 0))
+        agent.comeback = Comeback(partial(_connect_in_thread, plan), join_seconds)
+    return agent
 
 
 def supervise(options: TrainOptions) -> int:
@@ -256,13 +263,12 @@ def _supervise(options: TrainOptions, stops: Stops, emit: Emitter, beats: tuple[
     return agent.supervise(stops, beats).code
 
 
-def _connect_unless_stopped(plan: Plan, stops: Stops) -> RendezvousHandler:
-    """Connect in a thread: torch's wait for a first node that is late hears no signal."""
+def _connect_in_thread(plan: Plan) -> RendezvousHandler:
+    """Connect so that signals are heard: torch's wait for a first node that is late hears none."""
     # Its threads are daemons, so one that still waits does not hold the exit up.
     pool = ThreadPool(1)
     try:
-        with stops.interrupting():
-            return pool.apply_async(_connect_rendezvous, (plan,)).get()
+        return pool.apply_async(_connect_rendezvous, (plan,)).get()
     finally:
         pool.close()
 

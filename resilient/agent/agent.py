@@ -39,6 +39,7 @@ from resilient.agent.health.ranks import Health
 from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
+from resilient.agent.nodes.meeting import NO_COMEBACK
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
 from resilient.agent.nodes.roster import Roster
 from resilient.agent.outputs.keeping import Outputs
@@ -81,6 +82,9 @@ class ResilientAgent(SimpleElasticAgent):
         progress: what the repository holds, for the rule against crash loops.
         clock: time.
         emit: where facts go.
+
+    Attributes:
+        comeback: whether to wait where the node is lost that serves the rendezvous.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class ResilientAgent(SimpleElasticAgent):
         emit: Emitter,
     ) -> None:
         super().__init__(spec)
+        self.comeback = NO_COMEBACK
         self._wishes = wishes
         self._patience = patience
         self._progress = progress
@@ -171,9 +176,8 @@ class ResilientAgent(SimpleElasticAgent):
             return Outcome(Kind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
         except RendezvousGracefulExitError:
             return Outcome(Kind.SUCCEEDED), []
-        except (RendezvousError, dist.DistError) as error:
-            reason = f"no rendezvous with the other nodes: {type(error).__name__}: {error}"
-            return Outcome(Kind.UNREACHABLE, reason=reason), []
+        except (RendezvousError, dist.DistError, PeerFailed) as error:
+            return _unreachable(error), []
         except OSError as error:
             return Outcome(Kind.FAILED, _CODE_HOST_UNHEALTHY, reason=str(error)), []
         try:
@@ -181,7 +185,8 @@ class ResilientAgent(SimpleElasticAgent):
         finally:
             self._stop_workers(group)
         self._tell_end(outcome)
-        return outcome, failures
+        is_met_again = outcome.kind is Kind.UNREACHABLE and self.comeback.is_wanted
+        return (Outcome(Kind.REGROUPED) if is_met_again else outcome), failures
 
     def _watch(self) -> tuple[Outcome, list[Failure]]:
         # Torch sets its attributes outside the constructor, so their types say None.
@@ -211,22 +216,21 @@ class ResilientAgent(SimpleElasticAgent):
         self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds))
 
     def _report(self, failures: list[Failure], action: Action) -> None:
-        follows = (
-            f"restart as life {self._number + 1}{_in(action.delay_seconds)}, "
-            f"{self._judge.restarts_left} restarts left"
-            if isinstance(action, Restart)
-            else f"exit {action.code}"
-        )
+        follows = _name_next(action, self._number + 1, self._judge.restarts_left)
         self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
 
     def _rendezvous(self, worker_group: TorchGroup) -> None:
         began_seconds = self._clock.monotonic_seconds()
         with self._stops.interrupting():
-            super()._rendezvous(worker_group)
-            self._roster.tell(self._roster.missing())
-            resume = self._progress.resume_with(self._wishes.resume, self._number)
-            self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
+            self.comeback.meet(worker_group.spec, partial(self._join, worker_group), self._emit)
         self._met_seconds = self._clock.monotonic_seconds() - began_seconds
+
+    def _join(self, worker_group: TorchGroup) -> None:
+        super()._rendezvous(worker_group)
+        if self._roster.is_of(worker_group.spec.rdzv_handler):
+            self._roster.tell(self._roster.missing())
+        resume = self._progress.resume_with(self._wishes.resume, self._number)
+        self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
@@ -298,6 +302,11 @@ def _tend(nursery: Nursery, beats: tuple[Beat, ...], notes: Path) -> None:
         beat(notes)
 
 
+def _unreachable(error: Exception) -> Outcome:
+    reason = f"no rendezvous with the other nodes: {type(error).__name__}: {error}"
+    return Outcome(Kind.UNREACHABLE, reason=reason)
+
+
 def _name_of(life: Life | None) -> str:
     return life.attempt if life else ""
 
@@ -323,5 +332,8 @@ def _leave_rendezvous(
         roster.say_goodbye(group.group_rank)
 
 
-def _in(delay_seconds: float) -> str:
-    return f" in {delay_seconds:.1f} s" if delay_seconds else ""
+def _name_next(action: Action, life: int, restarts_left: int) -> str:
+    if not isinstance(action, Restart):
+        return f"exit {action.code}"
+    delay = f" in {action.delay_seconds:.1f} s" if action.delay_seconds else ""
+    return f"restart as life {life}{delay}, {restarts_left} restarts left"

@@ -218,16 +218,26 @@ class Box:
     def _tell_names(self, there):
         """Write what kubelet says of the pod itself, and DNS of the others, for each that is there.
 
-        A file is written in place: pods have it mounted.
+        A file is written in place, for pods have it mounted; never is a pod's own name missing.
         """
         name, domain = self.manifest["metadata"]["name"], self.pod["subdomain"]
         for own in there:
             lines = ["127.0.0.1 localhost"]
-            for index in sorted(there):
+            for index in sorted(there, key=lambda one, own=own: (one != own, one)):
                 whole = f"{name}-{index}.{domain}.default.svc.cluster.local"
                 short = f" {name}-{index}" if index == own else ""
                 lines.append(f"{self.network.address(index)} {whole}{short}")
-            (self.folder / f"hosts-{own}").write_text("\n".join(lines) + "\n")
+            _overwrite(self.folder / f"hosts-{own}", "\n".join(lines).encode() + b"\n")
+
+
+def _overwrite(path, content):
+    """Write all at once over what is there, and only then cut off what is left of it."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(file, content, 0)
+        os.ftruncate(file, len(content))
+    finally:
+        os.close(file)
 
 
 def _expand(text, values):

@@ -112,4 +112,18 @@ MUTANTS = [
         "0",
         "tests/unit/agent/test_late_first_node.py -k late",
     ),
+    Mutant(
+        "a pod that lost pod 0 looks for it at the place that is gone",
+        "resilient/agent/nodes/meeting.py",
+        "spec.rdzv_handler = self.connect()",
+        "self.connect()",
+        "tests/unit/agent/test_comeback.py -k anew",
+    ),
+    Mutant(
+        "a pod whose own name leads nowhere for a moment fails",
+        "resilient/agent/nodes/meeting.py",
+        "get_rendezvous_handler(told_where(parameters))",
+        "get_rendezvous_handler(parameters)",
+        "tests/unit/agent/test_names.py -k address_of_its_own",
+    ),
 ]

@@ -35,7 +35,7 @@ def node(train):
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     def start(script, nnodes, *options):
-        if started:
+        if started and started[0].process.poll() is None:
             # Whoever comes first serves the rendezvous.
             wait_until(is_served, "the first node to listen", started[0])
         agent = train(
@@ -133,6 +133,31 @@ def test_a_preempted_node_takes_the_rendezvous_along_and_the_others_still_save(n
     first.send(signal.SIGTERM)
     assert [first.end(), second.end()] == [75, 75], first.err + second.err
     assert "the rendezvous is gone" in second.err
+
+
+@pytest.mark.parametrize("is_noticed_by", ["ranks", "agent"])
+def test_the_others_wait_for_the_node_that_served_the_rendezvous_if_told_to(node, is_noticed_by):
+    first = node(WORK, "2")
+    fails = "time.sleep(0.02)\n    if life == 1 and os.path.exists('gone'): sys.exit(1)"
+    second = node(
+        WORK.replace("time.sleep(0.02)", fails),
+        "2",
+        *("--rdzv-conf", "last_call_timeout=1,is_host=false,read_timeout=5,join_timeout=60"),
+        *("--grace", "1"),
+    )
+    second.wait_for("life", 1)
+    first.process.kill()
+    first.process.wait()
+    if is_noticed_by == "ranks":
+        (second.folder / "gone").touch()
+    wait_until(lambda: "waiting up to" in second.err, "it to wait", second)
+    third = node(WORK, "2")
+    third.wait_for("life", 1)
+    (first.folder / "done").touch()
+    assert [second.end(), third.end()] == [0, 0], second.err + third.err
+    assert [life[0] for life in lives(second)] == ["2", "2"]
+    # The one that was there counts on, and the world with it.
+    assert lives(third) == [life for life in lives(second) if life[2] == "2"]
 
 
 def test_ranks_that_left_for_a_newcomer_come_back_although_their_agent_had_not_seen_it(node):

@@ -1,14 +1,101 @@
-"""The way to the node that serves the rendezvous, which may be late: a pod waits for a machine."""
+"""The way to the node that serves the rendezvous, which may be late, and may be lost and come back.
+
+A pod waits for a machine; so does the one that takes its place.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.distributed as dist
+
+from resilient.agent.nodes.names import told_where
+from resilient.events import Event, Level
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
+    from resilient.events import Emitter
+
 _PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingAgain(Event):
+    """The node that serves the rendezvous was lost while this one met the others there.
+
+    Attributes:
+        patience_seconds: how long there is for another node to serve it.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    patience_seconds: float
+
+    def line(self) -> str:
+        """Say that this node waits."""
+        return (
+            "the node that serves the rendezvous is gone: waiting up to "
+            f"{self.patience_seconds:.0f} s for it to come back"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """Lets a node meet the others again after the one that serves the rendezvous was lost.
+
+    Without a wish for it, as by default, it leaves that to whoever starts nodes.
+
+    Attributes:
+        connect: opens a new way to whoever serves the rendezvous now.
+        patience_seconds: from the first loss on; 0 not to try.
+    """
+
+    connect: Callable[[], RendezvousHandler] | None = None
+    patience_seconds: float = 0.0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a node waits rather than leaves."""
+        return self.connect is not None and self.patience_seconds > 0
+
+    def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
+        """Join the others, each time through a new connection, until that was not interrupted.
+
+        Dying inside leaves nothing behind: the others miss this node's heartbeats.
+
+        Args:
+            spec: torch's description of the group, whose handler is replaced.
+            join: meets through that handler.
+            emit: where each loss is told.
+
+        Raises:
+            RendezvousError: of the meeting itself, or nobody served it in time.
+            dist.DistError: the same.
+            PeerFailed: nobody answered in time.
+        """
+        from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+        deadline_seconds = time.monotonic() + self.patience_seconds
+        while True:
+            try:
+                return join()
+            except (RendezvousConnectionError, dist.DistError) as error:
+                left_seconds = deadline_seconds - time.monotonic() - _PAUSE_SECONDS
+                if self.connect is None or left_seconds <= 0:
+                    raise
+                is_gone = isinstance(error, RendezvousConnectionError)
+            time.sleep(_PAUSE_SECONDS)
+            # A node that had joined leaves before it joins again; one that cannot finds out so.
+            if is_gone:
+                emit(MeetingAgain(left_seconds))
+                spec.rdzv_handler = self.connect()
+
+
+NO_COMEBACK = Comeback()
 
 
 def connect(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -28,7 +115,7 @@ def connect(parameters: RendezvousParameters) -> RendezvousHandler:
     deadline_seconds = time.monotonic() + patience_seconds
     while True:
         try:
-            return get_rendezvous_handler(parameters)
+            return get_rendezvous_handler(told_where(parameters))
         except RendezvousConnectionError:
             if time.monotonic() + _PAUSE_SECONDS > deadline_seconds:
                 raise

@@ -74,6 +74,10 @@ class Roster:
         """How many they were; 0 if the rendezvous does not say."""
         return len(self._nodes)
 
+    def is_of(self, handler: RendezvousHandler) -> bool:
+        """Whether these met through a handler; another one knows them by other names."""
+        return self._handler is handler
+
     def lost(self, now_seconds: float) -> list[str]:
         """Return the addresses of nodes that have been nowhere for long enough.
 
