@@ -160,6 +160,17 @@ def test_the_others_wait_for_the_node_that_served_the_rendezvous_if_told_to(node
     assert lives(third) == [life for life in lives(second) if life[2] == "2"]
 
 
+def test_a_node_that_waits_for_another_to_serve_the_rendezvous_hears_a_stop(node):
+    first = node(WORK, "2")
+    told = "last_call_timeout=1,is_host=false,read_timeout=5,join_timeout=60"
+    second = node(WORK, "2", "--rdzv-conf", told, "--grace", "1")
+    second.wait_for("life", 1)
+    first.process.kill()
+    wait_until(lambda: "waiting up to" in second.err, "it to wait", second)
+    second.send(signal.SIGTERM)
+    assert second.end() == 75, second.err
+
+
 def test_ranks_that_left_for_a_newcomer_come_back_although_their_agent_had_not_seen_it(node):
     first = node(LEAVES, "2:3")
     second = node(FOLLOWS.replace("DELAY", "0"), "2:3", "--monitor-interval", "30")
