@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch.distributed as dist
-
 from resilient.agent.nodes.names import told_where
 from resilient.events import Event, Level
 
@@ -77,6 +75,8 @@ class Comeback:
             dist.DistError: the same.
             PeerFailed: nobody answered in time.
         """
+        # Here, so that a plan and the first signals need no torch.
+        import torch.distributed as dist
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
         deadline_seconds = time.monotonic() + self.patience_seconds
