@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Clock(Protocol):
@@ -38,6 +38,29 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Call ``time.sleep``."""
         time.sleep(seconds)
+
+
+class Timed:
+    """A context that says how long it was inside, however it was left.
+
+    Steps of training enter several, so it is no generator's: that would cost more than it measures.
+
+    Args:
+        clock: measures it.
+        over: is told the seconds.
+    """
+
+    __slots__ = ("_began_seconds", "_clock", "_over")
+
+    def __init__(self, clock: Clock, over: Callable[[float], None]) -> None:
+        self._clock, self._over = clock, over
+        self._began_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began_seconds = self._clock.monotonic_seconds()
+
+    def __exit__(self, *_: object) -> None:
+        self._over(self._clock.monotonic_seconds() - self._began_seconds)
 
 
 class Stopwatch:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from resilient.clock import Timed
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from resilient.clock import Clock
 
@@ -47,14 +48,12 @@ class SavesTook:
 
     stalled_seconds: float = 0.0
 
-    @contextmanager
-    def stalling(self, clock: Clock) -> Iterator[None]:
+    def stalling(self, clock: Clock) -> Timed:
         """Add the time spent inside to what training has waited."""
-        began_seconds = clock.monotonic_seconds()
-        try:
-            yield
-        finally:
-            self.stalled_seconds += clock.monotonic_seconds() - began_seconds
+        return Timed(clock, self._waited)
+
+    def _waited(self, seconds: float) -> None:
+        self.stalled_seconds += seconds
 
     @property
     def land_p95(self) -> float | None:

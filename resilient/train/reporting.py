@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
 from tqdm.auto import tqdm
 
+from resilient.clock import Timed
 from resilient.events import Emitter, Event, Level, console, json_lines
 from resilient.lines import LineFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from resilient.clock import Clock
@@ -154,18 +154,16 @@ class PhaseEnded(Event):
     took_seconds: float
 
 
-@contextmanager
 def timing(
     phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
-) -> Iterator[None]:
-    """Tell how long training was held up inside, also if it is left by an error."""
-    began_seconds = clock.monotonic_seconds()
-    try:
-        yield
-    finally:
-        took_seconds = clock.monotonic_seconds() - began_seconds
+) -> Timed:
+    """Return what tells how long training was held up inside, also if it is left by an error."""
+
+    def over(took_seconds: float) -> None:
         if took_seconds >= at_least_seconds:
             tell(PhaseEnded(phase, took_seconds))
+
+    return Timed(clock, over)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
+# It may be entered again and again.
+_NOTHING = nullcontext()
+
+
 class Trainer(TrainerBase):
     """Trains a model to the end, through any number of lives.
 
@@ -203,23 +207,23 @@ class Trainer(TrainerBase):
         self.current_gradient_accumulation_steps = group
         pulse = self.session.pulse
         with pulse.during(Phase.LOADING):
-            samples, count = self.get_batch_samples(batches, group, self.session.device)
+            fetched, count = self.get_batch_samples(batches, group, self.session.device)
+            samples = iter(fetched)
+            inputs = next(samples)
         counted = () if count is None else (count,)
         if run.pipeline is not None:
-            pass_through(self, run, list(samples), counted)
+            pass_through(self, run, [inputs, *samples], counted)
             return
-        samples = iter(samples)
-        for nth in range(1, group + 1):
-            with pulse.during(Phase.LOADING):
-                inputs = next(samples)
-            last = nth == group
-            with nullcontext() if last else run.strategy.no_sync(run.model):
+        for left in reversed(range(group)):
+            with run.strategy.no_sync(run.model) if left else _NOTHING:
                 run.add_loss(self.training_step(model, inputs, *counted))
             if run.counter.is_on:
                 run.counter.add(inputs)
             run.cursor.advance(run.deal)
-            if not last:
+            if left:
                 self.callback_handler.fire("on_substep_end")
+                with pulse.during(Phase.LOADING):
+                    inputs = next(samples)
 
     def _make_fitting_gradients(
         self, run: Run, fitting: Fitting, batches: Iterator[Any]

@@ -16,7 +16,6 @@ import mmap
 import os
 import signal
 import struct
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -26,8 +25,6 @@ from resilient.clock import SystemClock
 from resilient.world.launch import read_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from resilient.clock import Clock
 
 STACKS_SIGNAL = signal.SIGRTMIN + 10
@@ -38,6 +35,7 @@ RECENT_STEPS = 64
 _HEAD = struct.Struct("<QqQdQ")  # signs, last step done, phase, since when, steps timed
 _SIGNS = struct.Struct("<Q")
 _NUMBER = struct.Struct("<d")
+_WRITE_HEAD = _HEAD.pack_into
 _READS_MAX = 5
 
 
@@ -97,7 +95,7 @@ class Pulse:
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        self._clock = clock
+        self._now_seconds = clock.monotonic_seconds
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         if path is not None:
             # A new file: whoever still has the old one mapped keeps that.
@@ -125,7 +123,7 @@ class Pulse:
 
     def enter(self, phase: Phase) -> None:
         """Show that something begins, or goes on, and is alive."""
-        now_seconds = self._clock.monotonic_seconds()
+        now_seconds = self._now_seconds()
         took_seconds = now_seconds - self._since_seconds
         before = self._phase
         if before is Phase.STEP:
@@ -136,21 +134,17 @@ class Pulse:
             self._longest[before] = took_seconds
             _NUMBER.pack_into(self._memory, _LONGEST_AT + before * _NUMBER.size, took_seconds)
         self._phase, self._since_seconds = phase, now_seconds
-        self._write()
+        self._signs += 1
+        # Six times a step: said here once more, as a call would cost as much as the rest.
+        _WRITE_HEAD(self._memory, 0, self._signs, self._step, phase, now_seconds, self._timed)
 
     def again(self) -> None:
         """Show that what goes on gets on."""
         self.enter(self._phase)
 
-    @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: Phase) -> During:
         """Be in ``phase`` inside, and in what it was before afterwards; outside training, stay."""
-        before = self._phase
-        self.enter(before if before is Phase.OUTSIDE else phase)
-        try:
-            yield
-        finally:
-            self.enter(before)
+        return During(self, phase)
 
     def begin_step(self) -> None:
         """Show that a step begins; the first of a life stays what it is, it says little."""
@@ -161,7 +155,7 @@ class Pulse:
 
     def need_others(self) -> None:
         """Note that the step needs the other ranks from here on: what it took so far is its own."""
-        waited_seconds = self._clock.monotonic_seconds() - self._since_seconds
+        waited_seconds = self._now_seconds() - self._since_seconds
         self._own_seconds = self._loaded_seconds + self._in_step_seconds + waited_seconds
 
     def end_step(self, step: int) -> None:
@@ -179,9 +173,32 @@ class Pulse:
 
     def _write(self) -> None:
         self._signs += 1
-        _HEAD.pack_into(
+        _WRITE_HEAD(
             self._memory, 0, self._signs, self._step, self._phase, self._since_seconds, self._timed
         )
+
+
+class During:
+    """What ``Pulse.during`` returns: a context, entered once. A generator's would cost a step more.
+
+    Args:
+        pulse: what shows it.
+        phase: inside.
+    """
+
+    __slots__ = ("_before", "_phase", "_pulse")
+
+    def __init__(self, pulse: Pulse, phase: Phase) -> None:
+        self._pulse = pulse
+        self._phase = self._before = phase
+
+    def __enter__(self) -> None:
+        pulse = self._pulse
+        self._before = pulse.phase
+        pulse.enter(Phase.OUTSIDE if self._before is Phase.OUTSIDE else self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._pulse.enter(self._before)
 
 
 def read_signs(path: Path) -> Signs | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
+from tqdm.utils import disp_len
 
 from resilient.train.callbacks.callback import TrainerCallback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -20,14 +22,36 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     What it says is made anew ten times a second, and not for each of a hundred lines.
     """
 
+    beside: Mapping[str, Any] | None = None
+    """What is shown beside it when it is next made anew."""
+    max_str_len: int | None = None
     _said: str = ""
     _said_at: float = 0.0
 
     def __str__(self) -> str:
         now = time.monotonic()
         if now - self._said_at >= self.mininterval:
+            if self.beside is not None:
+                self.set_postfix(_short(self.beside, self.max_str_len), refresh=False)
+                self.beside = None
             self._said, self._said_at = str(super().__str__()), now
         return self._said
+
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        """Return what writes over what it wrote before, as tqdm's own does.
+
+        How wide a text is takes tqdm as long to find out as all the rest, and most are known.
+        """
+        width, before = lru_cache(maxsize=4)(disp_len), 0
+
+        def show(text: str) -> None:
+            nonlocal before
+            covered, before = before, width(text)
+            file.write("\r" + text + " " * max(covered - before, 0))
+            file.flush()
+
+        return show
 
     def close(self) -> None:
         """Say for the last time where it stands."""
@@ -53,6 +77,7 @@ class ProgressCallback(TrainerCallback):
             self.training_bar = _Bar(
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True
             )
+            self.training_bar.max_str_len = self.max_str_len
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Move the bar by one step."""
@@ -85,8 +110,7 @@ class ProgressCallback(TrainerCallback):
     def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Show the numbers beside the bar, when it is next drawn: a step ends right after."""
         if self.training_bar is not None:
-            shown = _short(kwargs["logs"], self.max_str_len)
-            self.training_bar.set_postfix(shown, refresh=False)
+            self.training_bar.beside = kwargs["logs"]
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Close the bar."""

@@ -53,8 +53,10 @@ class Deal:
 
     def rounds_after(self, taken: int) -> int:
         """Return how many rounds are left of an epoch when ``taken`` samples are consumed."""
-        left = max(0, self.samples - taken)
-        whole, rest = divmod(left, self.round_samples)
+        left = self.samples - taken
+        if left <= 0:
+            return 0
+        whole, rest = divmod(left, self.batch * self.ranks)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def fraction(self, taken: int) -> float:

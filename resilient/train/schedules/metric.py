@@ -67,10 +67,12 @@ FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
 """Name -> a function that makes it."""
 
 
-def is_fed_by_metric(scheduler: object) -> bool:
+_FED_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
+
+
+def is_fed_by_metric(scheduler: Any) -> bool:
     """Say whether the scheduler's ``step`` takes a metric."""
-    kinds = {kind.__name__ for kind in type(scheduler).__mro__}
-    return not kinds.isdisjoint({"ReduceLROnPlateau", "GreedyLR"})
+    return any(kind.__name__ in _FED_NAMES for kind in type(scheduler).__mro__)
 
 
 def require_evaluations(
