@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -160,3 +161,21 @@ def test_a_port_that_is_taken_and_a_run_that_is_none_are_told(tmp_path, call):
         outcome = call("ui", tmp_path, "--port", taken.port)
     assert outcome.status == 78
     assert "--port: cannot listen at 127.0.0.1:" in outcome.stderr
+
+
+def test_ctrl_c_ends_it_wherever_the_interpreter_is(tmp_path):
+    """Python drops what is raised while an object ends: its own handler would be heard nowhere."""
+    (tmp_path / "agent.jsonl").write_text("\n".join(killed_run()) + "\n", encoding="utf-8")
+    server = PageServer(0, RunPage([tmp_path], Clock()))
+
+    class Ending:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def end_one():
+        Ending()
+
+    server.service_actions = end_one
+    with server, pytest.raises(KeyboardInterrupt):
+        server.serve_until_interrupted()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -53,7 +53,7 @@ def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True)
         show(_serving(server.url, str(run[0])), output)
         if browser and _is_watched(output):
             webbrowser.open(server.url)
-        server.serve_forever()
+        server.serve_until_interrupted()
 
 
 class RunPage:

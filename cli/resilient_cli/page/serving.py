@@ -8,11 +8,13 @@ stranger's that was pointed at the loopback is refused, because it stands in ``H
 from __future__ import annotations
 
 import secrets
+import signal
 import socketserver
 import sys
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from resilient.errors import ConfigError
 from resilient_cli.page.live import POLICY
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 _TOKEN_BYTES = 32
 _SILENT_SECONDS = 10
+_POLL_SECONDS = 0.1
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -80,6 +83,27 @@ class PageServer(socketserver.ThreadingTCPServer):
     def url(self) -> str:
         """The secret address."""
         return f"http://{HOST}:{self.port}/{self.token}/"
+
+    def serve_until_interrupted(self) -> NoReturn:
+        """Answer until Ctrl-C. In the main thread.
+
+        A handler of Python's own raises wherever the thread is. Where that is the end of an object
+        (of a request's thread, for one), what is raised there is dropped, and Ctrl-C with it.
+
+        Raises:
+            KeyboardInterrupt: it came, and nobody is answered any more.
+        """
+
+        def end(*_: object) -> None:
+            # It waits for the loop to end, which is this thread's.
+            threading.Thread(target=self.shutdown, daemon=True).start()
+
+        before = signal.signal(signal.SIGINT, end)
+        try:
+            self.serve_forever(poll_interval=_POLL_SECONDS)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of those who hung up."""
