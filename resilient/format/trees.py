@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError
 from resilient.format.bounds import check_depth, nested
 from resilient.format.names import STATE_DOCUMENT
+from resilient.format.rows import cut_rows
 from resilient.format.shard import read_header
 
 if TYPE_CHECKING:
@@ -29,14 +30,19 @@ _COMPLEX_LENGTH = 2
 _NUMPY = re.compile(r"[<>|=](?:[biuf](?:1|2|4|8)|f16|c8|c16)")
 
 
-def tree_of(part: PartEntry, data: bytes) -> Any:
+def tree_of(part: PartEntry, data: bytes, rows: str = "") -> Any:
     """Return a part's tree from the content of its document.
+
+    Args:
+        part: what the manifest says of it.
+        data: the document's.
+        rows: a field of the tree to leave as :class:`Rows`, where its text allows it.
 
     Raises:
         IntegrityError: the document is no JSON, or does not hold the part.
     """
     try:
-        return _tree_of(part, data)
+        return _tree_around(rows, data) if rows and _is_its_own(part) else _tree_of(part, data)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         problem = f"no `{part.name}` in it" if isinstance(error, KeyError) else str(error)
         raise IntegrityError(
@@ -50,6 +56,16 @@ def _tree_of(part: PartEntry, data: bytes) -> Any:
         return json.loads(header["__metadata__"]["state"])
     fields = json.loads(data)
     return fields[part.name] if part.document == STATE_DOCUMENT else fields
+
+
+def _is_its_own(part: PartEntry) -> bool:
+    return part.scope != "rank" and part.document != STATE_DOCUMENT
+
+
+def _tree_around(field: str, data: bytes) -> Any:
+    document, rows = cut_rows(data.decode(), field)
+    tree = json.loads(document)
+    return {**tree, field: rows} if rows.text else tree
 
 
 def tensors_of(tree: Any) -> list[str]:

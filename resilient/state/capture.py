@@ -36,12 +36,15 @@ class Part:
         document: name of a JSON file of its own for people to read; such a part holds no
             tensors. Empty puts the part into ``state.json``.
         optional: a checkpoint without it can be resumed from; any other part must be there.
+        rows: field of its document that ``load_state_dict`` is given as
+            :class:`~resilient.format.rows.Rows` if there is a list; ``state_dict`` may have them.
     """
 
     stateful: Stateful
     scope: Literal["replicated", "rank"] = "replicated"
     document: str = ""
     optional: bool = False
+    rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.format.manifest import StoredRegion, TensorEntry
 from resilient.format.names import rank_part_file, shard_name
 from resilient.format.regions import Region, whole
+from resilient.format.rows import INDENT, Rows, put_rows
 from resilient.format.shard import Slot, StreamedFile, lay_out
 from resilient.state.bundles import bundled
 from resilient.state.copying import target_in
@@ -173,6 +174,21 @@ def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
     return path if region.is_whole(spec.shape) else f"{path}@{region}"
 
 
-def text_of(tree: Any, indent: int | None = None) -> str:
+def text_of(tree: Any) -> str:
     """Return a tree as JSON."""
-    return json.dumps(tree, sort_keys=indent is not None, indent=indent, allow_nan=False)
+    return json.dumps(tree, allow_nan=False, default=_spelled)
+
+
+def document_of(tree: Any) -> str:
+    """Return a tree as a document for people."""
+    fields = tree.items() if isinstance(tree, dict) else ()
+    kept = {name: one for name, one in fields if isinstance(one, Rows)}
+    brief = {**tree, **{name: [] for name in kept}} if kept else tree
+    text = json.dumps(brief, sort_keys=True, indent=INDENT, allow_nan=False, default=_spelled)
+    for name, rows in kept.items():
+        text = put_rows(text, name, rows)
+    return text + "\n"
+
+
+def _spelled(rows: Rows) -> list[Any]:
+    return rows.trees()

@@ -113,7 +113,7 @@ def load(
         if entry is None:
             continue
         content = files[entry.document]
-        tree = tree_of(entry, view_of(content, 0, len(content)).tobytes())
+        tree = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
         state = unflatten(tree, _Reader(tensors, files, landing))
         try:
             part.stateful.load_state_dict(state)

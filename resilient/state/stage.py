@@ -10,7 +10,7 @@ from resilient.format.manifest import PartEntry
 from resilient.format.names import STATE_DOCUMENT
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.state.copying import Copies, Copy, copy_all, target_in
-from resilient.state.drafts import Drafts, own_file, text_of
+from resilient.state.drafts import Drafts, document_of, own_file, text_of
 from resilient.state.dtypes import DTYPE_NAMES
 from resilient.state.steady import address_of, is_worth_waiting
 
@@ -168,8 +168,6 @@ def _documents(parts: Sequence[CapturedPart]) -> list[HostFile]:
     """Return ``state.json`` and the documents that parts have of their own."""
     shared = {part.name: part.tree for part in parts if not part.document}
     own = [
-        HostFile(part.document, text_of(part.tree, indent=2).encode() + b"\n")
-        for part in parts
-        if part.document
+        HostFile(part.document, document_of(part.tree).encode()) for part in parts if part.document
     ]
     return [HostFile(STATE_DOCUMENT, text_of(shared).encode() + b"\n"), *own]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from resilient.errors import IntegrityError, UnsavableState
+from resilient.format.rows import Rows
 from resilient.format.trees import tensors_of
 from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
@@ -192,6 +193,7 @@ _WRITERS: dict[type, Callable[[_Flattener, Any, str], Any]] = {
     torch.nn.Parameter: _Flattener.tensor,
     torch.nn.Buffer: _Flattener.tensor,
     np.ndarray: _Flattener.array,
+    Rows: lambda _, value, __: value,
     torch.Size: lambda _, value, __: {"$size": list(value)},
     torch.dtype: lambda _, value, __: {"$dtype": str(value).removeprefix("torch.")},
     torch.device: lambda _, value, __: {"$device": str(value)},

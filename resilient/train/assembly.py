@@ -87,7 +87,7 @@ def assemble(
     parts = {
         **bound.parts,
         **_stepping(bound.updates, scheduler),
-        "trainer_state": Part(state, document="trainer_state.json"),
+        "trainer_state": Part(state, document="trainer_state.json", rows="log_history"),
         "data": Part(cursor),
         "callbacks": Part(callbacks),
         **_measured(meters, watch, best, leaves),

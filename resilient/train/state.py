@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError
+from resilient.format.rows import Rows
+from resilient.train.history import History, Logged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
 # Facts about this process, not about training: every rank shows the same ones, keeps its own.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
-_PLAIN = frozenset({type(None), bool, int, float, str})
 _NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
+
+
+_LOGGED = Logged()
 
 
 @dataclass
@@ -44,7 +48,7 @@ class TrainerState:
     num_train_epochs: int = 0
     num_input_tokens_seen: int = 0
     total_flos: float = 0
-    log_history: list[dict[str, Any]] = field(default_factory=list)
+    log_history: list[dict[str, Any]] = _LOGGED  # type: ignore[assignment]
     best_metric: float | None = None
     best_global_step: int | None = None
     best_model_checkpoint: str | None = None
@@ -55,15 +59,18 @@ class TrainerState:
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def history(self) -> History:
+        """What ``log_history`` is made of: to add to it or read it without making the list."""
+        return self._history  # type: ignore[attr-defined, no-any-return]
+
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of all fields; the same on every rank."""
-        # The history of a long run is most of it, and `deepcopy` takes its time.
+        """Return a copy of all fields; the same on every rank.
+
+        The history is :class:`~resilient.format.rows.Rows` unless somebody asked for the list.
+        """
         brief = asdict(replace(self, log_history=[]))
-        history = [
-            dict(one) if _PLAIN.issuperset(map(type, one.values())) else deepcopy(one)
-            for one in self.log_history
-        ]
-        return brief | {"log_history": history} | dict.fromkeys(_OWN, True)
+        return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the known fields; unknown ones, of a newer version, are left alone.
@@ -85,7 +92,8 @@ class TrainerState:
         """Write the state as the field's ``trainer_state.json``."""
         from pathlib import Path
 
-        text = json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        told = asdict(replace(self, log_history=self.history.copied()))
+        text = json.dumps(told, indent=2, sort_keys=True) + "\n"
         Path(json_path).write_text(text, encoding="utf-8")
 
     @classmethod
@@ -112,10 +120,10 @@ class TrainerState:
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the evaluations at the present step, by name."""
+        latest = takewhile(lambda one: one.get("step") == self.global_step, self.history.newest())
         return {
             name: value
-            for entry in self.log_history
-            if entry.get("step") == self.global_step
+            for entry in reversed([*latest])
             for name, value in entry.items()
             if name.startswith("eval_") and isinstance(value, int | float)
         }
@@ -161,7 +169,8 @@ def _is_kind(default: Any, value: Any, *, may_be_none: bool) -> bool:
     if isinstance(default, int | float) or (may_be_none and value is not None):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, list):
-        return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+        is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+        return is_list or isinstance(value, Rows)
     return isinstance(value, dict) if isinstance(default, dict) else True
 
 

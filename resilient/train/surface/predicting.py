@@ -135,7 +135,7 @@ class TrainerPrediction(TrainerHooks):
         entry = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
         if self.args.include_num_input_tokens_seen != "no":
             entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
-        self.state.log_history.append(entry)
+        self.state.history.note(entry)
         self.callback_handler.fire("on_log", logs=dict(entry))
         self._tell(MetricsLogged(entry))
 

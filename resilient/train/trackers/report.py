@@ -85,7 +85,7 @@ class Reporting(TrainerCallback):
     def _open(self, args: Any, state: Any, context: Mapping[str, Any]) -> None:
         if not state.is_world_process_zero:
             return
-        history = list(state.log_history)
+        history = state.history.copied()
         begun = getattr(context.get("shelf"), "begun", None)
         began = begun.folder if begun is not None else ""
         for tracker in self._trackers:

@@ -8,6 +8,7 @@ from fakes import equal
 from models import Net, make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, Preempted, SaveFailed
+from resilient.format.rows import Rows
 from resilient.strategies.compression import PARTS
 from resilient.strategies.pipeline.known import RANDOM
 from resilient.train.assembly import RESERVED
@@ -232,7 +233,8 @@ def test_the_names_of_our_own_parts_are_reserved_all_of_them(tmp_path, repositor
 def test_a_checkpoint_holds_no_time_and_no_generation_in_the_state(tmp_path, repository):
     trainer = make_trainer(tmp_path, **BEST)
     trainer.train()
-    text = json.dumps(repository.checkpoints[max(repository.checkpoints)]["trainer_state"])
+    saved = repository.checkpoints[max(repository.checkpoints)]["trainer_state"]
+    text = json.dumps(saved, default=Rows.trees)
     assert "runtime" not in text
     assert "per_second" not in text
     assert "-g1" not in text
