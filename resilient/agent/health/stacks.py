@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
+_STALLED_POLLS = 30
+"""So long without a byte, and an answer that lacks the main thread is all that there is."""
 _TEXT_BYTES_MAX = 1 << 18
 _PROC = Path("/proc")
 _FIELDS = ("State", "Threads", "VmRSS", "SigQ", "voluntary_ctxt_switches")
@@ -141,17 +143,25 @@ def _send(pid: int, number: int) -> bool:
 
 
 def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
-    """Wait until nobody's answer grows any more."""
+    """Wait until nobody's answer grows any more.
+
+    It is written frame by frame, and on a busy machine with pauses; the main thread comes last.
+    """
     deadline_seconds = clock.monotonic_seconds() + _ANSWER_SECONDS
-    sizes: dict[int, int] = {}
-    quiet = 0
-    while quiet < _QUIET_POLLS and clock.monotonic_seconds() < deadline_seconds:
+    answers = dict.fromkeys(asked, "")
+    quiet, quiet_polls = 0, _QUIET_POLLS
+    while quiet < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
         clock.sleep(_POLL_SECONDS)
-        now = {local: one.path.stat().st_size for local, one in asked.items()}
-        all_began = all(now[local] > one.size for local, one in asked.items())
-        quiet = quiet + 1 if all_began and now == sizes else 0
-        sizes = now
-    return {local: _answer(one) for local, one in asked.items()}
+        now = {local: _answer(one) for local, one in asked.items()}
+        quiet = quiet + 1 if all(now.values()) and now == answers else 0
+        quiet_polls = _QUIET_POLLS if all(map(_is_whole, now.values())) else _STALLED_POLLS
+        answers = now
+    return answers
+
+
+def _is_whole(answer: str) -> bool:
+    """Say whether an answer ends with the outermost call of a main thread, or the 100th."""
+    return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
 
 
 def _answer(one: _Asked) -> str:

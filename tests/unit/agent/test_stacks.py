@@ -67,6 +67,58 @@ def test_a_stopped_process_and_a_running_one_answer(start, tmp_path):
     assert found[1].innermost.startswith("waits_here (")
 
 
+class Writing:
+    """A clock in whose time a process writes its answer, with pauses between the pieces."""
+
+    def __init__(self, path, pieces):
+        self.path = path
+        self.pieces = dict(pieces)
+        self.polls = 0
+
+    def monotonic_seconds(self):
+        return self.polls * 0.02
+
+    def sleep(self, seconds):
+        self.polls += 1
+        with self.path.open("a") as file:
+            file.write(self.pieces.get(self.polls, ""))
+
+
+OUTERMOST = '  File "a.py", line 9 in <module>\n'
+HELPER = 'Thread 0x1 (most recent call first):\n  File "t.py", line 2 in run\n'
+MAIN = 'Thread 0x2 (most recent call first):\n  File "a.py", line 3 in wait\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected", "polls"),
+    [
+        (
+            [(1, HELPER), (20, "\n" + MAIN), (45, '  File "a.py", line 9 in <module>\n')],
+            "<module>",
+            48,
+        ),
+        ([(1, HELPER + "\n" + MAIN + "  ...\n")], "wait", 4),
+        # A main thread that no script began.
+        ([(2, HELPER + "\n" + MAIN)], "wait", 32),
+        ([], "", 100),
+    ],
+)
+def test_an_answer_is_waited_for_to_its_end(tmp_path, pieces, expected, polls):
+    path = tmp_path / "stacks-0"
+    process = subprocess.Popen(["/bin/sleep", "60"])
+    # It dies of the question: what it answers is written here.
+    path.write_text(f"{process.pid}\n")
+    clock = Writing(path, pieces)
+    try:
+        [found] = collect_stacks(str(tmp_path), {0: process.pid}, {0: 0}, clock)
+    finally:
+        process.kill()
+        process.wait()
+    assert found.stacks == "".join(piece for _, piece in pieces).strip()
+    assert expected in found.stacks
+    assert clock.polls == polls
+
+
 def test_who_cannot_answer_is_described_and_not_killed_by_being_asked(start, tmp_path):
     pid = start(MUTE)
     began = time.monotonic()
