@@ -6,8 +6,8 @@ puts a run to where such a run would be (step, place in the data, schedule, log 
 Trainer itself trains ten steps from there and saves. `10` has trained ten steps. `million` is in
 epoch 1,000, with an entry of the log history for every 500 steps, as by default.
 `10_in_one_epoch` and `late_in_one_epoch` are near the two ends of an epoch of 125,000 steps.
-`million_logged_every_10` has a log history of 100,000 entries, which is JSON that each resume
-reads and checks: there the time grows with the number of entries.
+`million_logged_every_10` has a log history of 100,000 entries, twelve megabytes that each resume
+reads and digests: there the time grows with their bytes.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ OPTIONS = "tests/unit/train/test_evaluation_options.py"
 RECIPES = "tests/unit/train/test_metric_recipes.py"
 TOGETHER = "tests/process/test_evaluation_together.py"
 STREAMS = "tests/unit/train/test_streams.py"
+HISTORY = "tests/unit/train/test_log_history.py"
 
 MUTANTS = [
     Mutant(
@@ -171,5 +172,33 @@ MUTANTS = [
         "return self.own[nth] or nth == 0",
         "return bool(self.own)",
         f"{TOGETHER} -k together_see",
+    ),
+    Mutant(
+        "a resume decodes the whole history",
+        "resilient/train/history.py",
+        "        self._list = None if isinstance(entries, Rows) else entries\n",
+        "        self._list = _entries(entries.trees) if isinstance(entries, Rows) else entries\n",
+        HISTORY,
+    ),
+    Mutant(
+        "an entry that is noted after a save is in no checkpoint",
+        "resilient/format/rows.py",
+        "[self.text, *more] if self.text else more",
+        "[self.text] if self.text else more",
+        HISTORY,
+    ),
+    Mutant(
+        "the metrics of an older step are taken for those of this one",
+        "resilient/train/state.py",
+        'one.get("step") == self.global_step',
+        'one.get("step") is not None',
+        HISTORY,
+    ),
+    Mutant(
+        "a list in an entry ends the history",
+        "resilient/format/rows.py",
+        'f"\\n{_EDGE}]"',
+        'f"{_EDGE}]"',
+        HISTORY,
     ),
 ]
