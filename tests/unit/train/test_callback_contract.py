@@ -61,14 +61,18 @@ def test_every_event_has_the_documented_arguments(tmp_path, repository):
     assert ended["train_dataloader"] is not None
 
 
-def test_a_callback_that_changes_its_logs_changes_no_history(tmp_path, repository):
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_callback_that_changes_its_logs_changes_no_history(tmp_path, repository, capsys, looks):
     class Pops(TrainerCallback):
         def on_log(self, args, state, control, /, **kwargs):
+            # Who has looked at the list has made it the history.
+            assert not looks or state.log_history[-1] == kwargs["logs"]
             kwargs["logs"].clear()
 
     trainer = make_trainer(tmp_path, callbacks=[Pops], max_steps=3)
     trainer.train()
     assert "grad_norm" in trainer.state.log_history[0]
+    assert "grad_norm" in capsys.readouterr().err
 
 
 def test_an_overridden_log_of_the_field_is_called(tmp_path, repository):
