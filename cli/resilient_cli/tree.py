@@ -57,6 +57,11 @@ _CKPT = {
     "cat": LazyCommand(
         "resilient_cli.commands.catting", "cat", "Show one tensor, one value or one file."
     ),
+    "bisect": LazyCommand(
+        "resilient_cli.commands.bisecting",
+        "bisect",
+        "Find the first checkpoint at which a command fails.",
+    ),
     "rollback": LazyCommand(
         "resilient_cli.commands.travelling",
         "rollback",

@@ -10,6 +10,7 @@ TRAVEL = "resilient/vault/rollback.py"
 
 MIRROR = "resilient/vault/mirror.py"
 MIRRORING = "tests/unit/vault/test_mirroring.py"
+BISECT = "tests/cli/test_bisect.py"
 
 MUTANTS = [
     Mutant(
@@ -139,5 +140,33 @@ MUTANTS = [
         "    for segment in shipment.segments:\n",
         "    for segment in ():\n",
         f"{MIRRORING} -k ledger",
+    ),
+    Mutant(
+        "what is known of nothing counts as good in a bisection",
+        "cli/resilient_cli/halving.py",
+        "            unknown.add(at)\n",
+        "            good = at\n",
+        BISECT,
+    ),
+    Mutant(
+        "a bisection goes through a life that its bad end never saw",
+        "resilient/vault/registry/catalog.py",
+        "committed(store), numbers), checkpoint)[0]",
+        "committed(store), numbers), max(committed(store)))[0]",
+        BISECT,
+    ),
+    Mutant(
+        "a command that a signal ended says that a checkpoint is bad",
+        "cli/resilient_cli/commands/bisecting.py",
+        "        if not 0 <= done.returncode <= _STATUS_MAX:\n",
+        "        if False:\n",
+        BISECT,
+    ),
+    Mutant(
+        "a damaged checkpoint is shown to the command of a bisection",
+        "cli/resilient_cli/commands/bisecting.py",
+        'if one.severity == "damaged"]',
+        "if False]",
+        BISECT,
     ),
 ]

@@ -137,7 +137,8 @@ def lineage(
     folders = folders_of(store) if folders is None else folders
     whole = sorted((one for one, names in folders.items() if MANIFEST in names), reverse=True)
     lives = _Lives(store, whole, numbers)
-    line, ours, skipped, lost = _descend(lives, folders)
+    newest = max([*numbers, *(one.generation for one in folders)], default=0)
+    line, ours, skipped, lost = _descend(lives, CheckpointId(newest, STEP_MAX))
     rest = [one for one in whole if one not in line]
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
@@ -153,10 +154,28 @@ def lineage(
     )
 
 
+def ancestry(store: Store, checkpoint: CheckpointId) -> list[CheckpointId]:
+    """Return a checkpoint and those that training went through on its way there, newest first.
+
+    Only what is there: what was rotated away is passed over.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        checkpoint: a committed one, of the line of descent or abandoned.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    numbers = list_numbers(store)
+    return _descend(_Lives(store, committed(store), numbers), checkpoint)[0]
+
+
 def _descend(
-    lives: _Lives, folders: Mapping[CheckpointId, Collection[str]]
+    lives: _Lives, bound: CheckpointId
 ) -> tuple[list[CheckpointId], set[int], list[Skipped], str]:
-    """Walk from the newest life to the first.
+    """Walk from ``bound`` to the first life.
 
     Returns:
         The line; the lives that it went through, also those of which no checkpoint of the line
@@ -166,8 +185,6 @@ def _descend(
     ours: set[int] = set()
     skipped: list[Skipped] = []
     lost = ""
-    newest = max([*lives.numbers, *(one.generation for one in folders)], default=0)
-    bound = CheckpointId(newest, STEP_MAX)
     while bound.generation > 0:
         own = [one for one in lives.whole if one.generation == bound.generation and one <= bound]
         line += own

@@ -1,0 +1,168 @@
+"""``resilient ckpt bisect``: the first checkpoint at which a command of the user's fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilient.errors import UsageError
+from resilient.storage.open import local_path, protocol_of
+from resilient.vault.health.verify import verify
+from resilient.vault.registry.catalog import ancestry
+from resilient.vault.registry.references import resolve
+from resilient_cli.completing import complete_ref
+from resilient_cli.halving import Verdict, find_change
+from resilient_cli.places import Repo, committed_of, open_repository, output_of
+from resilient_cli.render import Format, show
+from resilient_cli.views.bisecting import Tried, bisected
+
+if TYPE_CHECKING:
+    from resilient.format.names import CheckpointId
+    from resilient.storage.store import Store
+    from resilient_cli.render import Output
+
+UNDECIDED = 1
+_CANNOT_SAY = 125
+_NOT_RUN = frozenset({126, 127})
+_STATUS_MAX = 127
+_PLACE = "{}"
+_STDERR = 2
+
+
+def bisect(
+    ctx: typer.Context,
+    good: Annotated[
+        str,
+        typer.Argument(
+            metavar="GOOD",
+            help="A checkpoint at which the command does not fail.",
+            autocompletion=complete_ref,
+        ),
+    ],
+    bad: Annotated[
+        str,
+        typer.Argument(
+            metavar="BAD",
+            help="A later one, at which it fails.",
+            autocompletion=complete_ref,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...", help="What to run; {} becomes the checkpoint's path or URL."
+        ),
+    ],
+    repo: Repo = None,
+) -> int:
+    """Find the first checkpoint between two at which a command fails.
+
+    The command is run for GOOD and BAD, and then for as few between them as it takes: of a
+    thousand, for ten. It fails with any exit status from 1 to 124; with 125 it says that it cannot
+    tell, and its neighbours are asked. A checkpoint that is damaged is passed over like that. What
+    the command writes goes to stderr. RESILIENT_REPO and RESILIENT_CHECKPOINT name what to look at.
+
+    Exit code 0 if one checkpoint was found, 1 if only some of which one must be it.
+
+    Example: resilient ckpt bisect step:1000 latest -r runs/mine -- python evaluate.py {}
+    """
+    store, output = open_repository(None, repo), output_of(ctx)
+    committed_of(store)
+    ends = resolve(store, good), resolve(store, bad)
+    row = _row(store, *ends)
+    judge = _Judge(store, command, output)
+    _require(judge, ends[0], Verdict.GOOD)
+    _require(judge, ends[1], Verdict.BAD)
+    change = find_change(row, judge)
+    show(bisected(store.url, row, change, judge.tried), output)
+    return UNDECIDED if change.unknown else 0
+
+
+def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[CheckpointId]:
+    """Return the checkpoints from the good one to the bad one, in the order of training."""
+    line = ancestry(store, bad)
+    if good == bad or good not in line:
+        raise UsageError(
+            f"training did not go through {good} on its way to {bad}",
+            hint=f"resilient ckpt reflog {store.url} (which life began from where)",
+        )
+    return line[line.index(good) :: -1]
+
+
+def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
+    found = judge(end, 1)
+    if found is not wanted:
+        said = judge.tried[-1].reason
+        raise UsageError(
+            f"{end} is to be {wanted} and is {found}: {said}; nothing was concluded",
+            hint="the command must end with 0 at GOOD, and with 1 to 124 at BAD",
+        )
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Runs the command, once for each checkpoint, and remembers what it said."""
+
+    store: Store
+    command: list[str]
+    output: Output
+    tried: list[Tried] = field(default_factory=list)
+
+    def __call__(self, checkpoint: CheckpointId, left: int) -> Verdict:
+        if self.output.format is Format.HUMAN and not self.output.quiet:
+            rest = f": {left} are left" if left > 1 else ""
+            sys.stderr.write(f"trying {checkpoint}{rest}\n")
+            sys.stderr.flush()
+        found = verify(self.store, checkpoint, "quick")
+        damaged = [one.file for one in found if one.severity == "damaged"]
+        if damaged:
+            said = Tried(checkpoint, Verdict.UNKNOWN, None, f"it is damaged: {damaged[0]}")
+        else:
+            said = _tried(checkpoint, self._run(checkpoint))
+        self.tried.append(said)
+        return said.verdict
+
+    def _run(self, checkpoint: CheckpointId) -> int:
+        """Return the exit status of the command.
+
+        Raises:
+            UsageError: it cannot be run, or was ended by a signal, which says nothing.
+        """
+        url = self.store.url
+        # Whoever loads a file knows no URL.
+        home = str(local_path(url)) if protocol_of(url) == "file" else url.rstrip("/")
+        words = [one.replace(_PLACE, f"{home}/{checkpoint.folder}") for one in self.command]
+        told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
+        try:
+            # What it writes is not the answer. It is the user's own command.
+            env = {**os.environ, **told}
+            done = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
+        except OSError as error:
+            raise UsageError(f"cannot run `{words[0]}`: {error}", hint=_AFTER_DASHES) from error
+        if done.returncode in _NOT_RUN:
+            raise UsageError(
+                f"`{words[0]}` ended with {done.returncode}: it was not found or not run",
+                hint=_AFTER_DASHES,
+            )
+        if not 0 <= done.returncode <= _STATUS_MAX:
+            raise UsageError(
+                f"`{words[0]}` ended with {done.returncode} at {checkpoint}, by a signal or like "
+                "it, which says nothing of the checkpoint",
+                hint="let it end with 1 if that is a failure, with 125 if it cannot tell",
+            )
+        return done.returncode
+
+
+_AFTER_DASHES = "the command stands behind `--`: resilient ckpt bisect --help"
+
+
+def _tried(checkpoint: CheckpointId, status: int) -> Tried:
+    if status == _CANNOT_SAY:
+        return Tried(checkpoint, Verdict.UNKNOWN, status, "the command cannot tell")
+    verdict = Verdict.BAD if status else Verdict.GOOD
+    return Tried(checkpoint, verdict, status, f"the command ended with {status}")
