@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
+from resilient.storage.urls import redacted_text
 from resilient_cli.render import Format, Output, show_error
 from resilient_cli.tree import COMMANDS
 
@@ -210,7 +211,7 @@ def _fail(
     error: BaseException, output: Output, status: int, code: str, message: str, hint: str
 ) -> int:
     if output.debug:
-        traceback.print_exception(error)
+        sys.stderr.write(redacted_text("".join(traceback.format_exception(error))))
     show_error({"exit": status, "code": code, "message": message, "hint": hint}, output)
     return status
 

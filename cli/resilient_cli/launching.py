@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
+from resilient.storage.urls import without_users
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +27,6 @@ _SECRET_OPTION = re.compile(
 )
 _TOKEN_OF_TEXT = re.compile(r".*(?:pad|eos|bos|unk|mask|sep|cls)[-_.]token", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w*)=([^\s;&]+)")
-_USER_INFO = re.compile(r"://[^/\s@]+@")
 # A signature in a URL opens what it is of: SAS of Azure, presigned URLs of S3 and of GCS.
 _SIGNED = re.compile(r"[?&](?:sig|signature|token|x-(?:amz|goog)-[\w-]+)=", re.IGNORECASE)
 _SECRET_IN_JSON = re.compile(
@@ -47,7 +47,7 @@ def is_secret(name: str, value: str) -> bool:
 
 def has_credentials(text: str) -> bool:
     """Say whether a URL in ``text`` has a user, a password or a signature in it."""
-    return bool(_USER_INFO.search(text) or _SIGNED.search(text))
+    return without_users(text) != text or _SIGNED.search(text) is not None
 
 
 def secret_option(words: Iterable[str]) -> str:

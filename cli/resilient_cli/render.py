@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
+
+from resilient.storage.urls import without_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ _GAP = "  "
 _KIBI = 1024
 _STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
 _STYLES |= {"danger": "31;1", "note": "2"}
-_USER_INFO = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 class Format(StrEnum):
@@ -115,7 +115,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
 
 def redact(text: str) -> str:
     """Return ``text`` without user names and secrets in front of a URL's host."""
-    return _USER_INFO.sub("***@", text)
+    return without_users(text)
 
 
 def human_size(size_bytes: int) -> str:

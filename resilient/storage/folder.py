@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from resilient.errors import ConfigError, KeyNotFound, StoreError
 from resilient.storage.errnos import kind_of
 from resilient.storage.open import local_path
-from resilient.storage.urls import protocol_of
+from resilient.storage.urls import protocol_of, require_plain_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,6 +83,7 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
         raise ConfigError("cannot open a folder: its URL is empty", hint="name a path or a URL")
     if protocol_of(url) == "file":
         return LocalFolder(local_path(url))
+    require_plain_host(url)
     from resilient.storage.fs_folder import FsspecFolder
 
     return FsspecFolder(url, storage_options or {})

@@ -20,7 +20,7 @@ from resilient.storage.fs_exclusive import MEMORY_LOCK, create_for
 from resilient.storage.parts import Parts, Pieces, read_in_parts
 from resilient.storage.store import Entry, check_key, is_key
 from resilient.storage.uploads import abort_through_s3fs
-from resilient.storage.urls import protocol_of, redacted, redacted_text
+from resilient.storage.urls import fit_to_show, protocol_of, redacted, redacted_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -236,7 +236,7 @@ class FsspecStore:
                 f"cannot {verb} `{key}` in {self.url}: {type(error).__name__}: {text}",
                 key=key,
                 hint=hint,
-            ) from error
+            ) from fit_to_show(error)
 
 
 def _bytes(data: Data, key: str) -> bytes:

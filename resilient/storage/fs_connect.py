@@ -11,7 +11,7 @@ from resilient.errors import ConfigError
 from resilient.storage.fs_errors import errors_of, kind_of_foreign
 from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.s3_options import merged
-from resilient.storage.urls import redacted, redacted_text
+from resilient.storage.urls import fit_to_show, redacted, redacted_text, without_users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,9 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
             f"cannot open {redacted(url)}: a chained URL puts a cache between us and the store",
             hint=f"resilient ckpt ls {redacted(url.rpartition('::')[2])}",
         )
+    if protocol in ("s3", "s3a"):
+        # No such URL has a user, who would be taken for a part of the bucket's name.
+        url = without_users(url, "")
     try:
         filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), given))
     except ImportError as error:
@@ -69,14 +72,14 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
         raise ConfigError(
             f"cannot open {redacted(url)}: {redacted_text(str(error))}",
             hint="resilient ckpt ls --help",
-        ) from error
+        ) from fit_to_show(error)
     except errors_of(protocol) as error:
         # Some log in at once, and find nobody there.
         raise kind_of_foreign(error)(
             f"cannot open {redacted(url)}: {type(error).__name__}: {redacted_text(str(error))}",
             hint="nothing was changed; see that its server runs and the URL names it, then run "
             "the same command again",
-        ) from error
+        ) from fit_to_show(error)
     # s3fs repeats everything five times on top of botocore's repetitions.
     with suppress(AttributeError):
         filesystem.retries = min(filesystem.retries, 1)

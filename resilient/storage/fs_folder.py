@@ -11,7 +11,7 @@ from resilient.storage.folder import FILES_MAX, Listing
 from resilient.storage.fs_connect import connect
 from resilient.storage.fs_errors import errors_of, is_missing, kind_of_foreign
 from resilient.storage.s3_options import for_s3fs, read_s3_options
-from resilient.storage.urls import protocol_of, redacted, redacted_text
+from resilient.storage.urls import fit_to_show, protocol_of, redacted, redacted_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,7 +83,7 @@ class FsspecFolder:
             raise kind_of_foreign(error)(
                 f"cannot read {where}: {type(error).__name__}: {redacted_text(str(error))}",
                 key=name,
-            ) from error
+            ) from fit_to_show(error)
 
 
 def _given(protocol: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ from resilient.storage.s3_sign import known_credentials
 from resilient.storage.s3_transfers import Redirected, Transfers
 from resilient.storage.s3_wire import Wire, wire_of
 from resilient.storage.store import Entry, check_key, is_key
-from resilient.storage.urls import redacted, redacted_text
+from resilient.storage.urls import fit_to_show, redacted, redacted_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -95,7 +95,7 @@ class ObstoreStore:
         except _CAUGHT as error:
             raise ConfigError(
                 f"cannot open {self.url}: {_first_line(error)}", hint="resilient ckpt ls --help"
-            ) from error
+            ) from fit_to_show(error)
         if wire := wire_of(bucket, options, SystemClock()):
             self._transfers = Transfers(self.url, wire, prefix)
 
@@ -297,7 +297,7 @@ class ObstoreStore:
                 hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the storage options"
             raise kind(
                 f"cannot {verb} `{key}` in {self.url}: {_first_line(error)}", key=key, hint=hint
-            ) from error
+            ) from fit_to_show(error)
 
 
 def _kind(error: Exception) -> type[StoreError]:

@@ -14,7 +14,7 @@ from resilient.storage.local import LocalStore
 from resilient.storage.parts import Parts
 from resilient.storage.retrying import RetryingStore
 from resilient.storage.s3_options import for_s3fs, read_s3_options, trusted
-from resilient.storage.urls import protocol_of, redacted
+from resilient.storage.urls import protocol_of, redacted, require_plain_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +59,7 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     if protocol_of(url) == "file":
         return LocalStore(local_path(url))
+    require_plain_host(url)
     if protocol_of(url) in ("s3", "s3a") and "::" not in url:
         return _s3(url, read_s3_options(storage_options))
     # fsspec and what it loads take 0.1 s, which a command on a local folder need not pay.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from resilient.storage.fs_connect import connect
 from resilient.storage.fs_errors import TRUST_HINT, errors_of, is_untrusted, kind_of_foreign
-from resilient.storage.urls import redacted, redacted_text
+from resilient.storage.urls import fit_to_show, redacted, redacted_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -109,7 +109,7 @@ def abort_through_s3fs(
     except errors_of("s3") as error:
         raise cannot_clean(
             url, kind_of_foreign(error), f"{type(error).__name__}: {error}"
-        ) from error
+        ) from fit_to_show(error)
 
 
 def cannot_clean(url: str, kind: type[StoreError], reason: str) -> StoreError:

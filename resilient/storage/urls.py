@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-_USERINFO = re.compile(r"://[^\s/@]*@")
+from resilient.errors import ConfigError
+
+# A secret of S3 may hold a slash, which ends a user's part of a URL; a port is no secret. Of two
+# slashes one is lost where a URL was taken for a path.
+_USERINFO = re.compile(r"(://)[^\s/@]*@|(:/{1,2})[^\s/@:]*:(?!\d+(?:/|$))[^\s@]*@")
+_ANSWER = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
+_HEADER = re.compile(
+    r"\b(authorization|[\w-]*(?:security|session)-token)\"?\s*[:=][^\r\n]*", re.IGNORECASE
+)
 _QUERY = re.compile(r"\?[^\s\"'<>]+=[^\s\"'<>]*")
 
 
@@ -22,13 +30,71 @@ def redacted(url: str) -> str:
     if "://" not in url:
         return url
     try:
-        parts = urlsplit(url)
+        urlsplit(url)
+        parts = urlsplit(without_users(url, ""))
     except ValueError:
         return f"{protocol_of(url)}://<unreadable>"
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
 
 
+def require_plain_host(url: str) -> None:
+    """Refuse a URL with a secret that would be taken for a bucket, and then sent and shown as one.
+
+    Raises:
+        ConfigError: there is a colon in its host that begins no port.
+    """
+    netloc = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    _, colon, port = netloc.rpartition(":")
+    if colon and protocol_of(url) != "file" and not port.isdecimal() and not netloc.endswith("]"):
+        raise ConfigError(
+            f"cannot open {redacted(url)}: a user and a secret have no place in a URL, and this "
+            "one ends in the middle of them",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or RESILIENT_STORAGE_OPTIONS",
+        )
+
+
+def without_users(text: str, instead: str = "***@") -> str:
+    """Return a text with something else for users and secrets in front of a URL's host."""
+    return _USERINFO.sub(lambda found: (found[1] or found[2]) + instead, text)
+
+
 def redacted_text(text: str) -> str:
-    """Return another library's message without what a URL in it would give away."""
-    return _QUERY.sub("?<redacted>", _USERINFO.sub("://", text))
+    """Return another library's message without what a URL or an answer in it would give away.
+
+    S3 repeats the request that it refuses, with the token of a session among the headers. Of such
+    an answer only its code and its message are kept.
+    """
+    text = _ANSWER.sub(_code_and_message, text)
+    text = _HEADER.sub(r"\1: <redacted>", text)
+    return _QUERY.sub("?<redacted>", without_users(text, ""))
+
+
+def fit_to_show(error: Exception) -> Exception:
+    """Return another library's error as the cause of one of ours: a traceback shows it too.
+
+    It is that error itself unless it, or what it came from, says what :func:`redacted_text` would
+    not; then one that says the rest, from the same place.
+    """
+    if all(redacted_text(one) == one for one in _said_on_the_way(error)):
+        return error
+    said = f"{type(error).__name__}: {redacted_text(str(error))}"
+    return Exception(said).with_traceback(error.__traceback__)
+
+
+def _said_on_the_way(error: BaseException) -> list[str]:
+    """Return what an error says, and what those say that it came from."""
+    chain: list[BaseException] = [error]
+    for one in chain:
+        chain += [two for two in (one.__cause__, one.__context__) if two and two not in chain]
+    return [str(one) for one in chain]
+
+
+def _code_and_message(answer: re.Match[str]) -> str:
+    fields = (_field(name, answer[0]) for name in ("Code", "Message"))
+    return ": ".join(one for one in fields if one)
+
+
+def _field(name: str, answer: str) -> str:
+    found = re.search(f"<{name}>([^<]*)</{name}>", answer)
+    return found[1] if found else ""

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -23,6 +24,11 @@ from resilient_cli.page.serving import PageServer
 SAID = ("36.7 %", "aws: spot terminate", "checkpoint-5-g1")
 
 
+def hear_ctrl_c():
+    """Undo what a shell does for what it starts in the background, tests for one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Served:
     """A `resilient ui` that runs, and how to ask it."""
 
@@ -31,7 +37,12 @@ class Served:
         (folder / "events").mkdir()
         self.write(9)
         command = [sys.executable, "-m", "resilient_cli", "ui", str(folder), "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=hear_ctrl_c,  # noqa: PLW1509 - it takes no lock
+        )
         self.said = json.loads(self.process.stdout.readline())
         check(self.said)
         self.address = urlsplit(self.said["url"])
@@ -176,6 +187,30 @@ def test_ctrl_c_ends_it_wherever_the_interpreter_is(tmp_path):
         Ending()
 
     server.service_actions = end_one
-    with server, pytest.raises(KeyboardInterrupt):
-        server.serve_until_interrupted()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with server, pytest.raises(KeyboardInterrupt):
+            server.serve_until_interrupted()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_what_is_not_to_hear_ctrl_c_goes_on(tmp_path):
+    """A shell starts it like that behind an `&`."""
+    (tmp_path / "agent.jsonl").write_text("\n".join(killed_run()) + "\n", encoding="utf-8")
+    server, looks = PageServer(0, RunPage([tmp_path], Clock())), []
+
+    def look():
+        looks.append(os.kill(os.getpid(), signal.SIGINT))
+        if len(looks) == 3:
+            threading.Thread(target=server.shutdown, daemon=True).start()
+
+    server.service_actions = look
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with server, pytest.raises(KeyboardInterrupt):
+            server.serve_until_interrupted()
+        assert len(looks) >= 3
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -98,7 +98,10 @@ class PageServer(socketserver.ThreadingTCPServer):
             # It waits for the loop to end, which is this thread's.
             threading.Thread(target=self.shutdown, daemon=True).start()
 
-        before = signal.signal(signal.SIGINT, end)
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:
+            # A shell that starts it in the background wants it not to hear Ctrl-C.
+            signal.signal(signal.SIGINT, end)
         try:
             self.serve_forever(poll_interval=_POLL_SECONDS)
         finally:

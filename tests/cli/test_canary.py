@@ -1,0 +1,153 @@
+"""No command shows a credential: not of a URL, not of the environment, not what a server echoes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from cli_repositories import write_usual_run
+from test_schemas import leaves
+
+from resilient_cli.tree import COMMANDS
+
+CANARY = "c4n4ry-Do-Not-Show+="
+TRAIN = ("train", "--repo", "URL", "SCRIPT")
+
+# REF: a checkpoint's name. OUT: a path where nothing is. What is no row is refused below.
+WORDS = {
+    "audit": ("URL",),
+    "chaos.list": (),
+    "chaos.run": ("kills", "--dry-run", "--", *TRAIN),
+    "ckpt.bisect": ("step:10", "latest", "-r", "URL", "--", "false"),
+    "ckpt.cat": ("latest", "trainer.global_step", "URL"),
+    "ckpt.cp": ("latest", "OUT", "--repo", "URL"),
+    "ckpt.diff": ("latest", "latest~1", "URL"),
+    "ckpt.export": ("latest", "OUT", "--repo", "URL", "--format", "hf"),
+    "ckpt.import": ("RUN", "--repo", "URL"),
+    "ckpt.inspect": ("latest", "URL"),
+    "ckpt.ls": ("URL",),
+    "ckpt.prune": ("URL", "--keep-last", "2", "--dry-run"),
+    "ckpt.reflog": ("URL",),
+    "ckpt.repair": ("latest", "URL"),
+    "ckpt.rollback": ("latest", "URL", "--dry-run"),
+    "ckpt.scan": ("URL",),
+    "ckpt.sign": ("latest", "URL"),
+    "ckpt.tag": ("latest", "release", "URL"),
+    "ckpt.undo": ("URL", "--dry-run"),
+    "ckpt.untag": ("release", "URL"),
+    "ckpt.verify": ("URL",),
+    "completion": ("bash",),
+    "config.check": ("CONFIG",),
+    "config.schema": (),
+    "config.show": ("CONFIG",),
+    "doctor": ("--repo", "URL"),
+    "help": ("storage",),
+    "init": ("OUT",),
+    "k8s.apply": ("--image", "img", "--dry-run", "--", *TRAIN),
+    "k8s.delete": ("train", "--yes"),
+    "k8s.diff": ("--image", "img", "--", *TRAIN),
+    "k8s.logs": ("train",),
+    "k8s.render": ("--image", "img", "--", "train", "--repo", "URL", "/train.py"),
+    "k8s.status": ("train",),
+    "k8s.wait": ("train", "--timeout", "1s"),
+    "logs": ("URL",),
+    "plan": ("URL",),
+    "report": ("URL",),
+    "slurm.render": ("--", *TRAIN),
+    "slurm.status": ("1",),
+    "slurm.submit": ("--", *TRAIN),
+    "status": ("URL",),
+    "stop": ("URL",),
+    "train": ("--dry-run", "--repo", "URL", "SCRIPT"),
+    "ui": ("URL/none", "--no-browser"),
+    "version": (),
+}
+
+
+class Echo(BaseHTTPRequestHandler):
+    """A server that refuses, and says what it was told, as S3 does of a wrong signature."""
+
+    def do_GET(self):
+        told = "".join(f"{name}:{value}\n" for name, value in self.headers.items())
+        body = (
+            '<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code>'
+            f"<Message>no</Message><CanonicalRequest>{told}</CanonicalRequest></Error>"
+        ).encode()
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the base's names
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def run_of(tmp_path, monkeypatch, endpoint, call):
+    """Return a function that calls a command with secrets all around it."""
+    write_usual_run(tmp_path / "run")
+    script, config = tmp_path / "train.py", tmp_path / "resilient.toml"
+    script.write_text("print('hello')\n", encoding="utf-8")
+    options = {"endpoint": endpoint, "key": "AKIAEXAMPLE", "secret": CANARY, "token": CANARY}
+    config.write_text("output_dir = 'out'\n", encoding="utf-8")
+    monkeypatch.setenv("RESILIENT_STORAGE_OPTIONS", json.dumps(options))
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", CANARY * 2)
+    monkeypatch.chdir(tmp_path)
+    places = {"RUN": "run", "SCRIPT": "train.py", "OUT": "nothing-here", "CONFIG": "resilient.toml"}
+
+    def run(name, url, *options):
+        words = [one.replace("URL", url) for one in WORDS[name]]
+        words = [places.get(one, one) for one in words]
+        return call(*options, *name.split("."), *words)
+
+    return run
+
+
+def test_every_command_is_asked():
+    assert set(WORDS) == set(leaves(COMMANDS))
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--debug",)], ids=" ".join)
+@pytest.mark.parametrize("name", sorted(WORDS))
+def test_a_command_that_works_shows_no_secret_of_the_environment(name, options, run_of):
+    outcome = run_of(name, "run", *options)
+    assert outcome.stdout + outcome.stderr
+    assert CANARY not in outcome.stdout + outcome.stderr
+
+
+BUCKETS = sorted(name for name, words in WORDS.items() if any("URL" in one for one in words))
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--debug",)], ids=" ".join)
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_command_that_is_refused_shows_none_of_the_url_nor_what_a_server_echoes(
+    name, options, run_of
+):
+    outcome = run_of(name, f"s3://user:{CANARY}@bucket/run", *options)
+    assert outcome.stdout + outcome.stderr
+    assert CANARY not in outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--debug",)], ids=" ".join)
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_secret_with_a_slash_is_no_bucket(name, options, run_of):
+    outcome = run_of(name, f"s3://user:{CANARY}/{CANARY}@bucket/run", *options)
+    assert outcome.stdout + outcome.stderr
+    assert CANARY not in outcome.stdout + outcome.stderr
