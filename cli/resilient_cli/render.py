@@ -101,7 +101,8 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         output: the wanted format.
     """
     clean = {
-        name: redact(value) if isinstance(value, str) else value for name, value in fields.items()
+        name: without_users(value) if isinstance(value, str) else value
+        for name, value in fields.items()
     }
     if output.format is Format.JSON:
         head = {"schema": "resilient/error@1", "type": "error"}
@@ -111,11 +112,6 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
     sys.stderr.write(f"{word} {clean['message']}  [{clean['code']}]\n")
     if clean["hint"]:
         sys.stderr.write(f"  hint: {clean['hint']}\n")
-
-
-def redact(text: str) -> str:
-    """Return ``text`` without user names and secrets in front of a URL's host."""
-    return without_users(text)
 
 
 def human_size(size_bytes: int) -> str:

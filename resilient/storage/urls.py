@@ -7,9 +7,14 @@ from urllib.parse import urlsplit
 
 from resilient.errors import ConfigError
 
-# A secret of S3 may hold a slash, which ends a user's part of a URL; a port is no secret. Of two
-# slashes one is lost where a URL was taken for a path.
-_USERINFO = re.compile(r"(://)[^\s/@]*@|(:/{1,2})[^\s/@:]*:(?!\d+(?:/|$))[^\s@]*@")
+# A secret of S3 may hold a slash, which ends a user's part of a URL. A port is no secret, and a
+# bucket has none. Of two slashes one is lost where a URL was taken for a path.
+_USERINFO = re.compile(
+    r"(?P<any>://)[^\s/@]*@"
+    r"|(?P<bucket>\b(?:s3a?|gs):/{1,2})[^\s/@:]*:[^\s@]*@"
+    r"|(?P<host>:/{1,2})[^\s/@:]*:(?!\d+(?:/|$))[^\s@]*@"
+)
+_BUCKETS = frozenset({"s3", "s3a", "gs"})
 _ANSWER = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
 _HEADER = re.compile(
     r"\b(authorization|[\w-]*(?:security|session)-token)\"?\s*[:=][^\r\n]*", re.IGNORECASE
@@ -42,11 +47,12 @@ def require_plain_host(url: str) -> None:
     """Refuse a URL with a secret that would be taken for a bucket, and then sent and shown as one.
 
     Raises:
-        ConfigError: there is a colon in its host that begins no port.
+        ConfigError: there is a colon in its host that begins no port, or in its bucket.
     """
     netloc = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     _, colon, port = netloc.rpartition(":")
-    if colon and protocol_of(url) != "file" and not port.isdecimal() and not netloc.endswith("]"):
+    is_port = port.isdecimal() and protocol_of(url) not in _BUCKETS
+    if colon and protocol_of(url) != "file" and not is_port and not netloc.endswith("]"):
         raise ConfigError(
             f"cannot open {redacted(url)}: a user and a secret have no place in a URL, and this "
             "one ends in the middle of them",
@@ -56,7 +62,7 @@ def require_plain_host(url: str) -> None:
 
 def without_users(text: str, instead: str = "***@") -> str:
     """Return a text with something else for users and secrets in front of a URL's host."""
-    return _USERINFO.sub(lambda found: (found[1] or found[2]) + instead, text)
+    return _USERINFO.sub(lambda found: found[found.lastgroup or 0] + instead, text)
 
 
 def redacted_text(text: str) -> str:

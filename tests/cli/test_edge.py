@@ -14,7 +14,8 @@ from cli_repositories import write_usual_run
 
 import resilient.errors
 from resilient.errors import ResilientError
-from resilient_cli.render import human_age, human_size, redact
+from resilient.storage.urls import without_users
+from resilient_cli.render import human_age, human_size
 
 EXIT_CODES = {
     "ResilientError": (1, "RES-ERROR"),
@@ -118,7 +119,7 @@ def test_an_interrupt_is_130(failing):
 def test_credentials_in_a_url_are_not_shown(failing):
     outcome = failing(ResilientError("no answer from s3://me:secret@host/run"))
     assert "secret" not in outcome.stderr
-    assert redact("https://u:p@h/x and s3://b/a@b") == "https://***@h/x and s3://b/a@b"
+    assert without_users("https://u:p@h/x and s3://b/a@b") == "https://***@h/x and s3://b/a@b"
 
 
 @pytest.mark.parametrize(

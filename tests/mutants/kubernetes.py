@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "whoever is named in a URL stands in the logs",
         "cli/resilient_cli/views/kubernetes.py",
-        "text = redact(line.text)",
+        "text = without_users(line.text)",
         "text = line.text",
         f"{TESTS} -k whose_they_are",
     ),

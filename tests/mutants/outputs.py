@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant(
         "a password of a URL is shown",
         "cli/resilient_cli/views/logs.py",
-        "    text = redact(line.text)\n",
+        "    text = without_users(line.text)\n",
         "    text = line.text\n",
         SHOWN,
     ),

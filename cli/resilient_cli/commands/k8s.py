@@ -9,6 +9,7 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
+from resilient.storage.urls import without_users
 from resilient_cli.kubernetes.change import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.follow import Asked, Line, follow, read
 from resilient_cli.kubernetes.kubectl import Cluster
@@ -17,7 +18,7 @@ from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.options import option, takes_a_run
 from resilient_cli.kubernetes.run import Flavor, KubeRun, check_names
 from resilient_cli.places import is_somebody_there, output_of
-from resilient_cli.render import redact, show
+from resilient_cli.render import show
 from resilient_cli.views.applying import changes, deletion
 from resilient_cli.views.k8s import rendered
 from resilient_cli.views.kubernetes import ended, printed, state_of_run
@@ -226,5 +227,5 @@ def _cluster(name: str, context: str, namespace: str, kubeconfig: str) -> Cluste
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{redact(line)}\n")
+    sys.stderr.write(f"{without_users(line)}\n")
     sys.stderr.flush()

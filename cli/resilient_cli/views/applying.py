@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from resilient.storage.urls import without_users
 from resilient_cli.kubernetes.states import claims_of, repository_of
-from resilient_cli.render import Answer, Facts, Table, redact
+from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def changes(command: str, found: Sequence[Change], name: str, cluster: Cluster) 
     done = command == "apply"
     rows = tuple((one.object, one.action if done else _WOULD[one.action]) for one in found)
     fields = tuple(
-        (one.object, each.path, redact(each.before) or NONE, redact(each.after) or NONE)
+        (
+            one.object,
+            each.path,
+            without_users(each.before) or NONE,
+            without_users(each.after) or NONE,
+        )
         for one in found
         for each in one.fields
     )
@@ -50,7 +56,7 @@ def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> Answe
     """Return what of a run is deleted, and what stays."""
     objects = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in found)
     claims = sorted({claim for one in found for claim in claims_of(one.get("spec"))})
-    repositories = {redact(repository_of(one)) for one in found} - {""}
+    repositories = {without_users(repository_of(one)) for one in found} - {""}
     stays = (*sorted(repositories), *(f"persistentvolumeclaim/{one}" for one in claims))
     document = {"name": name, "deleted": list(objects), "stays": list(stays), "done": done}
     word = "deleted" if done else "would be deleted"
@@ -65,5 +71,5 @@ def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> Answe
 def _document(one: Change) -> dict[str, Any]:
     made = asdict(one)
     for field in made["fields"]:
-        field |= {"before": redact(field["before"]), "after": redact(field["after"])}
+        field |= {"before": without_users(field["before"]), "after": without_users(field["after"])}
     return made

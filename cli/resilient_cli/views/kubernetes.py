@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from resilient.exit_codes import EXIT_CODES
+from resilient.storage.urls import without_users
 from resilient_cli.kubernetes.manifests import REQUEUE
 from resilient_cli.kubernetes.run import Flavor
-from resilient_cli.render import Answer, Facts, Table, redact
+from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE, count
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def state_of_run(run: RunState, cluster: Cluster) -> Answer:
     rows = tuple(_row(run, index) for index in sorted(run.newest()))
     shown = run.events[-_EVENTS:]
     warnings = tuple(
-        (one.last_at, f"{one.count}x", one.about, one.reason, redact(one.message)) for one in shown
+        (one.last_at, f"{one.count}x", one.about, one.reason, without_users(one.message))
+        for one in shown
     )
     blocks = (
         Facts(_facts(run)),
@@ -48,7 +50,7 @@ def ended(run: RunState, cluster: Cluster) -> Answer:
 
 def printed(line: Line) -> Answer:
     """Return a line that a pod printed."""
-    text = redact(line.text)
+    text = without_users(line.text)
     document = {**asdict(line), "text": text}
     return Answer("k8s.logs", "line", document, (Facts(((f"[{line.index}]", text),)),), (text,))
 
@@ -70,7 +72,7 @@ def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
         ("state", why),
     ]
     if run.message and run.state != "complete":
-        pairs.append(("because", redact(run.message)))
+        pairs.append(("because", without_users(run.message)))
     if run.queue:
         pairs.append(("queue", f"{run.queue}: {run.admission}"))
     if run.exit_code is not None:
@@ -102,12 +104,12 @@ def _last(pod: PodState) -> str:
 def _document(run: RunState, cluster: Cluster) -> dict[str, Any]:
     # Only here, so that no word of a cluster shows who is named in a URL.
     made = asdict(run)
-    made["message"], made["repository"] = redact(run.message), redact(run.repository)
+    made["message"], made["repository"] = without_users(run.message), without_users(run.repository)
     for pod, state in zip(made["pods"], run.pods, strict=True):
         pod |= {"preempted": state.was_preempted, "failed": state.has_failed}
         pod["meaning"] = _last(state) if state.exit_code is not None else ""
     for event in made["events"]:
-        event["message"] = redact(event["message"])
+        event["message"] = without_users(event["message"])
     return {
         **made,
         "exit": run.exit_code,
@@ -127,7 +129,7 @@ def _next(run: RunState, cluster: Cluster) -> str:
     kind = "job" if run.flavor is Flavor.KUEUE else run.flavor.value
     waiting = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
     if run.state == "complete" and run.repository:
-        return f"resilient ckpt ls {redact(run.repository)}"
+        return f"resilient ckpt ls {without_users(run.repository)}"
     words = {
         "complete": (*ours, "delete", run.name),
         "failed": (*ours, "logs", run.name, "--index", failed[-1], "--tail", "50"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from resilient_cli.render import Format, redact
+from resilient.storage.urls import without_users
+from resilient_cli.render import Format
 
 if TYPE_CHECKING:
     from resilient.agent.outputs.reading import Printed
@@ -21,7 +22,7 @@ def line_of(one: Printed, form: Format, *, is_named: bool, is_safe: bool) -> str
         is_safe: whether it goes where escapes would do something.
     """
     source, line = one.source, one.line
-    text = redact(line.text)
+    text = without_users(line.text)
     if form is Format.JSON:
         return json.dumps(
             {

@@ -24,7 +24,9 @@ ANSWER = (
         ("s3://user:a/b+c=@bucket/run", "s3://bucket/run"),
         ("s3://user:secret@bucket/run@v2", "s3://bucket/run@v2"),
         ("s3://bucket/run@v2/x", "s3://bucket/run@v2/x"),
-        ("s3://host:9000/bucket@v2", "s3://host:9000/bucket@v2"),
+        ("s3://user:12/c4n4ry@bucket/run", "s3://bucket/run"),
+        ("s3:/user:12/c4n4ry@bucket/run", "s3:/bucket/run"),
+        ("hdfs://host:9000/folder@v2", "hdfs://host:9000/folder@v2"),
         ("sftp://user:secret@host:22/x@y", "sftp://host:22/x@y"),
         ("az://container@account/x", "az://account/x"),
         ("s3:/user:a/b@bucket/run", "s3:/bucket/run"),
@@ -63,7 +65,8 @@ def test_a_cause_that_shows_nothing_is_kept_and_another_is_not():
 
 @pytest.mark.parametrize("opens", [open_store, open_folder])
 @pytest.mark.parametrize(
-    "url", ["s3://user:c4n4/ry@bucket/run", "gs://user:c4n4ry/x@b", "s3://b:c/"]
+    "url",
+    ["s3://user:c4n4/ry@bucket/run", "gs://user:c4n4ry/x@b", "s3://b:c/", "s3://u:12/c4n4ry@b/x"],
 )
 def test_a_secret_that_would_be_a_bucket_is_refused_before_anybody_is_asked(opens, url):
     with pytest.raises(ConfigError, match="a user and a secret have no place") as caught:
