@@ -108,9 +108,9 @@ audited: $(STAMP)
 slurm: $(STAMP)
 	$(PYTEST) tests/slurm --every-slurm --timeout 400
 
-# Every optimizer with every schedule, interrupted and resumed.
+# Every optimizer with every schedule, every strategy in every precision: interrupted and resumed.
 matrix: $(STAMP)
-	$(PYTEST) -n auto tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
+	$(PYTEST) -n auto --dist loadgroup tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants

@@ -10,9 +10,9 @@ share of bytes of the next step that such a checkpoint holds when the loop goes 
 `memcpy` copies the same bytes into a warm buffer, `raw` writes them in one sequential stream and
 syncs. All state changes before each save of ours, so that nothing can be referred to. `cpu` is
 this process's; `peak_mib` what was added to the memory that it held. `speed` is a loop on all
-cores while a save is persisted, at its own pace and at full speed. A turn in which others used
-the machine is taken again. `MEGAPARAMS` in the environment sets the size, 30 million by default;
-`CONTENDERS` names some.
+cores while a save is persisted: by a thread at its own pace and at full speed, and by a keeper. A
+turn in which others used the machine is taken again. `MEGAPARAMS` in the environment sets the
+size, 30 million by default; `CONTENDERS` names some.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -186,13 +187,19 @@ def overlap_of(loop: Loop, size_bytes: int, folder: Path) -> Contender:
 def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Figures:
     """Return steps/s while a save is persisted over steps/s without one, on all cores.
 
-    At the pace that is the default, and at full speed; with it goes how long the save took.
+    By a thread at the pace that is the default and at full speed, and by a keeper, which is a
+    process of its own at low priority; with it goes how long the save took.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     found = {}
-    for name, pace_seconds_max in (("", 60.0), ("_at_full_speed", 0.0)):
-        save = _speed_of(training, folder / f"speed{name}", pace_seconds_max)
+    openings: dict[str, Callable[[Path], Checkpointer]] = {
+        "": open_quietly,
+        "_at_full_speed": partial(open_quietly, pace_seconds_max=0.0),
+        "_by_keeper": lambda place: open_quietly(place, start_keeper()),
+    }
+    for name, opening in openings.items():
+        save = _speed_of(training, folder / f"speed{name}", opening)
         figures = [undisturbed(save) for _ in range(rounds + 1)][1:]
         for what in ("training_speed", "persisting_seconds"):
             found[f"{what}_while_persisting{name}"] = round(median(one[what] for one in figures), 4)
@@ -201,9 +208,11 @@ def speeds_while_persisting(training: Training, folder: Path, rounds: int) -> Fi
     return found
 
 
-def _speed_of(training: Training, folder: Path, pace_seconds_max: float) -> Callable[[], Figures]:
+def _speed_of(
+    training: Training, folder: Path, opening: Callable[[Path], Checkpointer]
+) -> Callable[[], Figures]:
     loop, parts = Loop(4, 512), training.parts()
-    checkpointer = open_quietly(folder, pace_seconds_max=pace_seconds_max)
+    checkpointer = opening(folder)
     checkpointer.resume({})
     atexit.register(checkpointer.close)
     step = 0

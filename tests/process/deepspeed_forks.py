@@ -64,7 +64,7 @@ def exit_codes(pids):
     return codes
 
 
-def run_forks(script, folder, worlds, *more):
+def run_forks(script, folder, worlds, *more, within_seconds=600):
     """Run ``script FOLDER PORT... MORE...`` and insist on success."""
     path = folder / "said"
     with (
@@ -72,7 +72,7 @@ def run_forks(script, folder, worlds, *more):
         path.open("w") as said,
         _started(script, folder, [*ports, *more], said) as parent,
     ):
-        assert parent.wait(600) == 0, path.read_text()[-3000:]
+        assert parent.wait(within_seconds) == 0, path.read_text()[-3000:]
 
 
 @contextmanager

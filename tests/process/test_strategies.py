@@ -22,7 +22,7 @@ from resilient.vault.registry.catalog import committed, read_manifest
 WORKER = Path(__file__).with_name("strategies_worker.py")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1900),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("strategies"),
 ]
@@ -42,7 +42,9 @@ def kinds(request):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kinds):
     folder = tmp_path_factory.mktemp("runs")
-    run_forks(WORKER, folder, len(worlds_of(kinds)), *kinds)
+    worlds = worlds_of(kinds)
+    # The whole matrix has some two hundred.
+    run_forks(WORKER, folder, len(worlds), *kinds, within_seconds=600 + 6 * len(worlds))
     return folder
 
 
