@@ -85,33 +85,56 @@ def summarize(
     """
     if not is_known(tensor.dtype):
         return None
-    zeros = nans = infinite = count = 0
-    low, high, mean, spread, squares = math.inf, -math.inf, 0.0, 0.0, 0.0
+    sums = Sums()
     head: tuple[Any, ...] = ()
     for number, block in enumerate(blocks(side, tensor, told)):
-        found = values(block, tensor.dtype)
         if number == 0:
-            # A complex number is two of them.
-            shown = first * (2 if is_complex(tensor.dtype) else 1)
-            head = tuple(native(block[:first], tensor.dtype)[:shown].tolist())
-        nans += int(np.isnan(found).sum())
-        infinite += int(np.isinf(found).sum())
-        zeros += int((found == 0).sum())
+            head = first_of(block, tensor.dtype, first)
+        sums.add(values(block, tensor.dtype))
+    return sums.result(head)
+
+
+def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...]:
+    """Return the first elements of a block; a complex number is two of them."""
+    shown = first * (2 if is_complex(dtype) else 1)
+    return tuple(native(block[:first], dtype)[:shown].tolist())
+
+
+class Sums:
+    """Adds up numbers, block by block."""
+
+    def __init__(self) -> None:
+        self._zeros = self._nans = self._infinite = self._count = 0
+        self._low, self._high = math.inf, -math.inf
+        self._mean = self._spread = self._squares = 0.0
+
+    def add(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Take in numbers, and return those that are finite."""
+        self._nans += int(np.isnan(found).sum())
+        self._infinite += int(np.isinf(found).sum())
+        self._zeros += int((found == 0).sum())
         finite = found[np.isfinite(found)]
         if not finite.size:
-            continue
-        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            return finite
+        self._low = min(self._low, float(finite.min()))
+        self._high = max(self._high, float(finite.max()))
         with np.errstate(over="ignore", invalid="ignore"):
             middle = float(finite.mean())
-            apart, own = middle - mean, float(((finite - middle) ** 2).sum())
-            spread += own + apart * apart * count * finite.size / (count + finite.size)
-            mean += apart * finite.size / (count + finite.size)
-            squares += float(finite @ finite)
-        count += finite.size
-    if not count:
-        return Summary(None, None, None, None, None, zeros, nans, infinite, head)
-    deviation, norm = math.sqrt(spread / count), math.sqrt(squares)
-    return Summary(low, high, mean, deviation, norm, zeros, nans, infinite, head)
+            apart, own = middle - self._mean, float(((finite - middle) ** 2).sum())
+            both = self._count + finite.size
+            self._spread += own + apart * apart * self._count * finite.size / both
+            self._mean += apart * finite.size / both
+            self._squares += float(finite @ finite)
+        self._count += finite.size
+        return finite
+
+    def result(self, head: tuple[Any, ...] = ()) -> Summary:
+        """Return what was added up; ``head`` are the first elements."""
+        counts = (self._zeros, self._nans, self._infinite, head)
+        if not self._count:
+            return Summary(None, None, None, None, None, *counts)
+        deviation, norm = math.sqrt(self._spread / self._count), math.sqrt(self._squares)
+        return Summary(self._low, self._high, self._mean, deviation, norm, *counts)
 
 
 def as_numpy(block: NDArray[np.uint8], dtype: str) -> bytes:
