@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path  # noqa: TC003 - Typer reads it when it runs
 from typing import Annotated
 
 import typer
@@ -42,6 +43,10 @@ def diff(  # noqa: PLR0913 - the options of a command
     every: Annotated[
         bool, typer.Option("--all", help="List every tensor and field that differs.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page here."),
+    ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")
     ] = False,
@@ -56,11 +61,16 @@ def diff(  # noqa: PLR0913 - the options of a command
     Each of A and B is a checkpoint of a repository, or of another tool (docs/layouts.md), here or
     at a URL. A repository's reference may stand behind a slash: runs/gpt2/latest~2.
 
+    --html writes a page with the same, a picture of all layers, and of the tensors that differ
+    most how their numbers are spread.
+
     Exit code 0; with --exit-code 1 if they differ, or it could not be seen that they do not.
 
     Example: resilient ckpt diff step:12000 latest s3://bucket/run
 
     Example: resilient ckpt diff out/checkpoint-500 runs/gpt2/step:500
+
+    Example: resilient ckpt diff latest~1 latest runs/gpt2 --html diff.html
     """
     # Not before it is called: NumPy takes longer to load than `ckpt ls` does.
     from resilient.comparison.comparing import compare
@@ -80,5 +90,12 @@ def diff(  # noqa: PLR0913 - the options of a command
             f"no tensor of either checkpoint is called `{only[0][:80]}`",
             hint="resilient ckpt diff A B --json lists their names: model/h.0.weight",
         )
+    if html is not None:
+        from resilient_cli.page.comparing import comparison_page
+        from resilient_cli.page.writing import write_page
+
+        with Progress("drawing") as told:
+            page = comparison_page(found, told)
+        write_page(html, page)
     show(compared(found, every=every), output_of(ctx))
     return DIFFERENT if exit_code and found.differs else 0

@@ -52,10 +52,15 @@ def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:
 
 def stored(run: Sequence[Path]) -> Listing | None:
     """Return what the first of the folders holds that is a repository; None if none is."""
+    store = store_of(run)
+    return listed(store, committed(store)) if store else None
+
+
+def store_of(run: Sequence[Path]) -> Store | None:
+    """Return the first of the folders that is a repository with checkpoints; None if none is."""
     for folder in run:
         if any(folder.glob("checkpoint-*")):
             store = open_store(str(folder))
-            found = committed(store)
-            if found:
-                return listed(store, found)
+            if committed(store):
+                return store
     return None

@@ -12,9 +12,10 @@ import typer
 from resilient.accounting.account import account
 from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
-from resilient.errors import StoreError
+from resilient.errors import UsageError
 from resilient_cli.commands.listing import stored
 from resilient_cli.page.html import page_of
+from resilient_cli.page.writing import write_page
 from resilient_cli.places import output_of
 from resilient_cli.render import Format, show
 from resilient_cli.views.accounting import reporting
@@ -33,23 +34,56 @@ Run = Annotated[
 Page = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write one self-contained HTML page here.")
 ]
+Tensors = Annotated[
+    str | None,
+    typer.Option("--tensors", metavar="REF", help="With -o: draw the tensors of a checkpoint."),
+]
+Compare = Annotated[
+    tuple[str, str] | None,
+    typer.Option("--compare", metavar="A B", help="With -o: compare two checkpoints."),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="With -o: read every byte of all checkpoints.")
+]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Again and again, until the run ends.")]
 Interval = Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)]
 
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-def report(ctx: typer.Context, run: Run, *, output: Page = None) -> None:
+def report(
+    ctx: typer.Context,
+    run: Run,
+    *,
+    output: Page = None,
+    tensors: Tensors = None,
+    compare: Compare = None,
+    verify: Verify = False,
+) -> None:
     """Say where the wall clock of a run went: each second is in one class, and they sum to it.
 
     Goodput is the share of it that was training whose steps are part of the result. It reads the
     event files of all lives; the run may still go on.
 
+    The page of -o has the checkpoints too, where RUN is also the repository. What takes long to
+    read is in it where it is asked for; `resilient ui` reads it when somebody looks.
+
     Example: resilient report runs/mine -o run.html
+
+    Example: resilient report runs/mine -o run.html --verify --compare latest~1 latest
     """
+    if output is None and (tensors or compare or verify):
+        raise UsageError(
+            "`--tensors`, `--compare` and `--verify` are parts of a page",
+            hint="add -o FILE, or use: resilient ui RUN",
+        )
     found = account(read_records(run))
     if output is not None:
-        _write(output, page_of(found, str(run[0]), stored(run)))
+        # Not before a page is wanted: it loads NumPy where tensors are read.
+        from resilient_cli.page.extras import extras_of
+
+        extras = extras_of(run, tensors, compare, verify=verify)
+        write_page(output, page_of(found, str(run[0]), stored(run), extras=extras))
     show(reporting(found, str(output) if output else ""), output_of(ctx))
 
 
@@ -75,12 +109,3 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
 
 def _is_over(found: Account) -> bool:
     return found.now.exit_code is not None or (found.now.is_done and not found.launches)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"cannot write `{path}`: {error.strerror}", hint="name another file"
-        ) from error

@@ -16,15 +16,16 @@ from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError
 from resilient.format.names import GENERATIONS, TAGS
-from resilient_cli.commands.listing import stored
+from resilient_cli.commands.listing import store_of, stored
 from resilient_cli.commands.report import Run  # noqa: TC001 - Typer reads it when it runs
+from resilient_cli.page.asking import Parts
 from resilient_cli.page.html import page_of
 from resilient_cli.page.serving import PageServer
 from resilient_cli.places import output_of
 from resilient_cli.render import Answer, Format, Output, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from resilient.clock import Clock
@@ -49,11 +50,15 @@ def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True)
     Example: resilient ui runs/mine
     """
     output = output_of(ctx)
-    with PageServer(port, RunPage(run, SystemClock())) as server:
-        show(_serving(server.url, str(run[0])), output)
-        if browser and _is_watched(output):
-            webbrowser.open(server.url)
-        server.serve_until_interrupted()
+    page = RunPage(run, SystemClock())
+    try:
+        with PageServer(port, page) as server:
+            show(_serving(server.url, str(run[0])), output)
+            if browser and _is_watched(output):
+                webbrowser.open(server.url)
+            server.serve_until_interrupted()
+    finally:
+        page.close()
 
 
 class RunPage:
@@ -73,6 +78,7 @@ class RunPage:
         self._lock = threading.Lock()
         self._version = version_of(run)
         self._next_seconds = 0.0
+        self._parts = Parts(lambda: store_of(run), clock)
         self._text = self._made()
 
     def version(self) -> str:
@@ -86,6 +92,14 @@ class RunPage:
         with self._lock:
             self._renew()
             return self._text
+
+    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return a status and a part of the page that is made when it is asked for."""
+        return self._parts.part(name, asked)
+
+    def close(self) -> None:
+        """Make no more parts."""
+        self._parts.close()
 
     def _renew(self) -> None:
         began_seconds = self._clock.monotonic_seconds()

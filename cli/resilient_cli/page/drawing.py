@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from resilient_cli.page.tables import text
 from resilient_cli.views.words import duration
 
 if TYPE_CHECKING:
@@ -47,12 +47,18 @@ class Scale:
         return [one * step for one in range(nth, math.floor(self.high / step) + 1)]
 
 
+def opened(kind: str, width: int, height: float, about: str) -> str:
+    """Return the beginning of a picture; ``about`` is what those hear who do not see it."""
+    view = f'viewBox="0 0 {width} {height}"'
+    return f'<svg class="{kind}" {view} role="img" aria-label="{about}">'
+
+
 def timeline(found: Account) -> str:
     """Return the picture of all lives: a row for the run, one for each of its last lives."""
     lives = [one.life.number for one in found.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
     below = (len(lives) + 1) * (_ROW + 4) + 14
-    parts = [f'<svg viewBox="0 0 {WIDTH} {below + 20}" role="img" aria-label="timeline of lives">']
+    parts = [opened("lives", WIDTH, below + 20, "timeline of lives")]
     parts += _axis(scale, below)
     rows: list[tuple[str, Sequence[Interval]]] = [("run", found.intervals)]
     rows += [
@@ -63,10 +69,10 @@ def timeline(found: Account) -> str:
         parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 13}">{name}</text>')
         parts += _bars(intervals, found, scale, y)
     for saved in found.saved:
-        x, title = scale(saved.at_ms - found.began_ms), escape(saved.checkpoint)
+        x, title = scale(saved.at_ms - found.began_ms), text(saved.checkpoint)
         parts.append(f'<path class="saved" d="M{x} 14v5"><title>{title}</title></path>')
     for fault in found.faults:
-        x, title = scale(fault.at_ms - found.began_ms), escape(f"{fault.cause}: {fault.detail}")
+        x, title = scale(fault.at_ms - found.began_ms), text(f"{fault.cause}: {fault.detail}")
         parts.append(
             f'<path class="fault" d="M{x} 13l-5 -9h10z"><title>{title}</title></path>'
             f'<path class="strike" d="M{x} 13V{below}"/>'
@@ -82,12 +88,14 @@ def curve(found: Account) -> str:
     steps, values = [one.step for one in losses], [one.value for one in losses]
     across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
     up = Scale(min(values), max(values), _HEIGHT - 24, 10)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="loss by step">']
+    parts = [opened("loss", WIDTH, _HEIGHT, "loss by step")]
     for value in up.ticks(5):
         y = up(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - 8}"/>')
         parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 4}">{value:.4g}</text>')
     for step in across.ticks():
+        if step != int(step):
+            continue
         x = across(step)
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
     # What was lost lies below what is part of the result.

@@ -15,17 +15,19 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from urllib.parse import parse_qsl
 
 from resilient.errors import ConfigError
-from resilient_cli.page.live import POLICY
+from resilient_cli.page.script import POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 HOST = "127.0.0.1"
 _TOKEN_BYTES = 32
 _SILENT_SECONDS = 10
 _POLL_SECONDS = 0.1
+_FIELDS_MAX = 4
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -47,6 +49,14 @@ class Page(Protocol):
 
     def text(self) -> str:
         """Return the page of that version."""
+
+    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return a status and a part of the page that is made when it is asked for.
+
+        Args:
+            name: which one; None is returned if there is no such part.
+            asked: of what.
+        """
 
 
 class PageServer(socketserver.ThreadingTCPServer):
@@ -137,16 +147,27 @@ class _Handler(BaseHTTPRequestHandler):
         if refused:
             self._send(403, f"{refused}\n")
             return
-        pages: Mapping[str, tuple[Callable[[], str], str]] = {
-            "": (self.server.page.text, _HTML),
-            "version": (self.server.page.version, _TEXT),
-        }
-        found = pages.get(self.path.partition("?")[0].rpartition("/")[2])
+        path, _, query = self.path.partition("?")
+        name = path.rpartition("/")[2]
+        if name == "":
+            self._send(200, self.server.page.text(), _HTML)
+        elif name == "version":
+            self._send(200, self.server.page.version(), _TEXT)
+        else:
+            self._send_part(name, query)
+
+    def _send_part(self, name: str, query: str) -> None:
+        try:
+            asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+        except ValueError:
+            self._send(400, "this is no request that is answered\n")
+            return
+        found = self.server.page.part(name, asked)
         if found is None:
             self._send(404, "there is nothing of that name\n")
-            return
-        say, kind = found
-        self._send(200, say(), kind)
+        else:
+            status, text = found
+            self._send(status, text, _HTML if status == HTTPStatus.OK else _TEXT)
 
     def do_HEAD(self) -> None:
         self.do_GET()

@@ -1,27 +1,169 @@
-"""Tables of the page."""
+"""Tables of the page, and the words in them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+LONGEST = 200
+_MOMENT = len("2026-01-01T00:00:00")
+_PLAIN = 'placeholder="name or *.bias" autocomplete="off" spellcheck="false"'
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell shows, and what its column is sorted by.
+
+    Attributes:
+        shown: HTML.
+        value: of a number.
+    """
+
+    shown: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table that is sorted, searched and opened.
+
+    Attributes:
+        cells: HTML; the first names the row.
+        part: what rows can be chosen by.
+        is_same: whether it is hidden where only what differs is wanted.
+        detail: what is shown below it when it is opened: HTML.
+        load: where that is asked for when it is opened; empty if it is here.
+    """
+
+    cells: Sequence[str | Cell]
+    part: str = ""
+    is_same: bool = False
+    detail: str = ""
+    load: str = ""
+
+
+def text(value: object) -> str:
+    """Return a text of anybody's as HTML that neither is markup nor moves what stands around it."""
+    shown = str(value)
+    if not shown.isprintable():
+        shown = "".join(
+            one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
+            for one in shown
+        )
+    return escape(shown)
+
+
+def short(value: object, most: int = LONGEST) -> str:
+    """Return the same of the first characters alone."""
+    shown = str(value)
+    return text(shown if len(shown) <= most else shown[: most - 3] + "...")
+
+
+def at(told: str) -> str:
+    """Return a moment, UTC, as people write it; what is none, as it is."""
+    is_one = len(told) >= _MOMENT and told[10:11] == "T"
+    shown = told[:_MOMENT].replace("T", " ") if is_one else told
+    return f'<span class="one-line">{text(shown)}</span>'
+
+
+def legend(*items: tuple[str, str]) -> str:
+    """Return what marks mean: pairs of a mark's class and HTML."""
+    shown = "".join(f'<span><i class="dot {kind}"></i>{name}</span>' for kind, name in items)
+    return f'<p class="legend">{shown}</p>'
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
     """Return a table; cells are HTML already, and those of ``numbers`` stand to the right."""
+    body = "".join(f"<tr>{_cells(cells, numbers)}</tr>" for cells in rows)
+    return scroll(f"<table>{_head(head, numbers)}<tbody>{body}</tbody></table>")
 
-    def row(cells: Sequence[str], tag: str) -> str:
-        shown = (
-            f"<{tag}{' class=n' if nth in numbers else ''}>{cell}</{tag}>"
-            for nth, cell in enumerate(cells)
+
+def searched(
+    name: str,
+    head: Sequence[str],
+    rows: Sequence[Row],
+    numbers: Sequence[int],
+    caption: str,
+    *,
+    differing: bool = False,
+) -> str:
+    """Return a table that is sorted by its columns, searched by name, and opened row by row.
+
+    Args:
+        name: its name in the page.
+        head: names of the columns.
+        rows: what is in it.
+        numbers: columns that stand to the right.
+        caption: what it is, for those who hear it read.
+        differing: whether rows can be hidden that are the same.
+    """
+    body = "".join(_body(f"{name}-{nth}", row, numbers, len(head)) for nth, row in enumerate(rows))
+    parts = list(dict.fromkeys(row.part for row in rows if row.part))
+    tools = [
+        f'<label>Find <input type="search" data-find="{name}" {_PLAIN}></label>',
+    ]
+    if len(parts) > 1:
+        options = "".join(f"<option>{text(one)}</option>" for one in parts)
+        tools.append(
+            f'<label>Part <select data-part="{name}"><option value="">all</option>{options}'
+            "</select></label>"
         )
-        return f"<tr>{''.join(shown)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in rows)
-    return scroll(f"<table>{row(head, 'th')}{body}</table>")
+    if differing:
+        tools.append(
+            f'<label class="check"><input type="checkbox" data-only="{name}">'
+            " only what differs</label>"
+        )
+    return (
+        f'<div class="tools">{"".join(tools)}'
+        f'<span id="{name}-count" class="count" role="status">{len(rows)} of {len(rows)}</span>'
+        f"</div>"
+        + scroll(
+            f'<table id="{name}" data-sorted><caption>{text(caption)}</caption>'
+            f"{_head(head, numbers)}{body}</table>"
+        )
+    )
 
 
 def scroll(shown: str) -> str:
     """Return what moves sideways on its own where the window is narrow, with the keyboard too."""
     return f'<div class="scroll" tabindex="0">{shown}</div>'
+
+
+def _head(head: Sequence[str], numbers: Sequence[int]) -> str:
+    cells = (
+        f'<th scope="col"{" class=n" if nth in numbers else ""}>{one}</th>'
+        for nth, one in enumerate(head)
+    )
+    return f"<thead><tr>{''.join(cells)}</tr></thead>"
+
+
+def _cells(cells: Sequence[str | Cell], numbers: Sequence[int]) -> str:
+    found = []
+    for nth, one in enumerate(cells):
+        cell = one if isinstance(one, Cell) else Cell(one)
+        value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+        found.append(f"<td{' class=n' if nth in numbers else ''}{value}>{cell.shown}</td>")
+    return "".join(found)
+
+
+def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
+    """Return a row, and below it what it opens to; they are sorted and hidden together."""
+    first = row.cells[0].shown if isinstance(row.cells[0], Cell) else row.cells[0]
+    marks = f' data-part="{text(row.part)}"' if row.part else ""
+    marks += " data-same" if row.is_same else ""
+    opened = ""
+    if row.detail or row.load:
+        load = f' data-load="{escape(row.load)}"' if row.load else ""
+        opened = (
+            f'<tr class="detail" id="{name}" hidden><td colspan="{columns}"><div{load}>'
+            f"{row.detail}</div></td></tr>"
+        )
+        first = (
+            f'<button class="open" aria-expanded="false" aria-controls="{name}">{first}</button>'
+        )
+    rest = _cells(row.cells[1:], [one - 1 for one in numbers])
+    return f'<tbody{marks}><tr><th scope="row">{first}</th>{rest}</tr>{opened}</tbody>'

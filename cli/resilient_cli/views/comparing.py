@@ -47,7 +47,7 @@ def compared(found: Comparison, *, every: bool) -> Answer:
     fields = [_field_row(one) for one in found.fields if every or one.is_in == "both"]
     blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
     blocks += [f"not compared: {one}" for one in found.notes]
-    blocks.append(_verdict(found))
+    blocks.append(verdict(found))
     return Answer("ckpt.diff", "comparison", _document(found), tuple(blocks), ids)
 
 
@@ -87,7 +87,7 @@ def _about(found: Comparison) -> Facts:
         ("layout", _both(before.layout, after.layout)),
         ("step", _both(_number(before.step), _number(after.step))),
         ("ranks", _both(_number(before.world), _number(after.world))),
-        ("rate", _both(_rates(before), _rates(after))),
+        ("rate", _both(rates(before), rates(after))),
         ("random", _randoms(found.random)),
     ]
     if updates := _updates(found):
@@ -96,7 +96,7 @@ def _about(found: Comparison) -> Facts:
         left, right, same = found.history
         pairs.append(("log", f"{_both(str(left), str(right))} entries, the first {same} the same"))
     pairs += [(name, text) for name in _COUNTED if (text := _counted(found, name))]
-    pairs += [(name, text) for name in _PARTS if (text := _summed(found, name))]
+    pairs += [(name, text) for name in _PARTS if (text := summed(found, name))]
     for name, tensors in zip(("only in a", "only in b"), found.only, strict=True):
         if tensors:
             pairs.append((name, _named(tensors)))
@@ -113,7 +113,8 @@ def _number(value: int | None) -> str:
     return NONE if value is None else str(value)
 
 
-def _rates(side: Side) -> str:
+def rates(side: Side) -> str:
+    """Return the learning rates that a side goes on with."""
     return ", ".join(f"{one:.6g}" for one in dict.fromkeys(side.rates)) or NONE
 
 
@@ -121,7 +122,7 @@ def _randoms(found: Sequence[RandomChange]) -> str:
     """Return what became of the generators; ranks that fared alike are told together."""
     told: dict[str, list[int]] = {}
     for one in found:
-        told.setdefault(f"{one.kind} {_fate(one)}", []).append(one.rank)
+        told.setdefault(f"{one.kind} {fate(one)}", []).append(one.rank)
     ranks = {one.rank for one in found}
     return (
         ", ".join(
@@ -134,7 +135,8 @@ def _randoms(found: Sequence[RandomChange]) -> str:
     )
 
 
-def _fate(one: RandomChange) -> str:
+def fate(one: RandomChange) -> str:
+    """Return what became of a generator."""
     if one.is_in != "both":
         return f"only in {one.is_in}"
     if one.same:
@@ -156,7 +158,8 @@ def _counted(found: Comparison, section: str) -> str:
     return ", ".join(parts)
 
 
-def _summed(found: Comparison, part: str) -> str:
+def summed(found: Comparison, part: str) -> str:
+    """Return how many tensors of a part differ, and how far; empty where there are none."""
     mine = _vectors(found, part)
     if not mine:
         return ""
@@ -188,17 +191,17 @@ def _row(change: TensorChange) -> tuple[str, ...]:
         if any(counts)
     ]
     told = f" ({', '.join(broken)})" if broken else ""
-    return (_relative(found), f"{found.max_abs:.1e}", _percent(share), change.name + dtypes + told)
+    return (relative(found), f"{found.max_abs:.1e}", percent(share), change.name + dtypes + told)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share; neither nothing nor all of it is ever rounded to."""
     if 0 < share < _LEAST or 1 - _LEAST < share < 1:
         return "<0.1 %" if share < _LEAST else ">99.9 %"
     return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{100 * share:.1f} %"
 
 
-def _relative(found: Measures) -> str:
+def relative(found: Measures) -> str:
     """Return the relative change; what is finite says little where something else came or went."""
     if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
         return "NaN" if found.nans[0] != found.nans[1] else "inf"
@@ -218,7 +221,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= _VALUE_MAX else text[: _VALUE_MAX - 3] + "..."
 
 
-def _verdict(found: Comparison) -> str:
+def verdict(found: Comparison) -> str:
+    """Return the last word: whether they differ, and in what."""
     if not found.differs:
         same = sum(found.same_fields.values())
         return (

@@ -1,0 +1,75 @@
+"""A run of ours whose checkpoints are worth looking at, and names that nobody should have."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from cli_repositories import cut, flip_bit
+from told import killed_run
+from torch import nn
+
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.events import Emitter
+from resilient.opening import open_checkpointer
+from resilient.state.things import gather_things
+
+EVIL = "<img src=x onerror=\"document.title='taken'\">&amp;\x1b[31m\u202e"
+LAYERS = 12
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attn = nn.Linear(width, 3 * width)
+
+
+class Net(nn.Module):
+    """Twelve layers, a table that is never trained, and a head of half the precision."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.wte = nn.Embedding(4096, width).requires_grad_(requires_grad=False)
+        self.h = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.head = nn.Linear(width, 64, bias=False).bfloat16()
+
+
+def write_inspected_run(folder):
+    """Write two lives, of three checkpoints and of two; a NaN comes in the last."""
+    (folder / "events").mkdir(parents=True)
+    text = "\n".join(killed_run()) + "\n"
+    (folder / "events" / "agent.jsonl").write_text(text, encoding="utf-8")
+    torch.manual_seed(3)
+    net = Net()
+    trained = [one for one in net.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-4)
+    for steps in ((10, 20, 30), (40, 50)):
+        things = gather_things({"model": net, "optimizer": optimizer}, 1, rng=True)
+        checkpointer = open_checkpointer(str(folder), emit=Emitter(SystemClock()))
+        checkpointer.resume(things.parts)
+        for step in steps:
+            _train(net, optimizer, step)
+            told = {"seed": 5, "optim": {"lr": 3e-4 / step}, EVIL: f"{EVIL} {step}"}
+            things = gather_things({"model": net, "optimizer": optimizer}, 1, rng=True)
+            about = About(config=told, data={"samples": step * 8}, metrics={"loss": 4 / step})
+            checkpointer.save(step, things.parts, about)
+            checkpointer.wait()
+        checkpointer.close()
+    return folder
+
+
+def spoil(folder):
+    """Damage one checkpoint so that its size says it, and another so that its bytes alone do."""
+    cut(folder / "checkpoint-20-g1" / "model.r00000.safetensors", 300)
+    flip_bit(folder / "checkpoint-30-g1" / "optimizer.r00000.safetensors")
+
+
+def _train(net, optimizer, step):
+    for one in optimizer.param_groups[0]["params"]:
+        one.grad = torch.randn_like(one) / step
+    optimizer.step()
+    if step == 50:
+        with torch.no_grad():
+            net.h[7].attn.weight[3, :2] = math.nan
