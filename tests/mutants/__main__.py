@@ -44,6 +44,7 @@ from tests.mutants import (
     nursery,
     outputs,
     overlap,
+    page,
     parity,
     pipelines,
     recipes,
@@ -119,6 +120,7 @@ LISTS = {
         metrics,
         chaos,
         comparison,
+        page,
     )
 }
 MUTANTS = [mutant for some in LISTS.values() for mutant in some]

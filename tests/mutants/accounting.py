@@ -73,8 +73,8 @@ MUTANTS = [
     ),
     Mutant(
         "a page shows what others wrote as it is",
-        "cli/resilient_cli/page/html.py",
-        "escape(one.detail or NONE)",
+        "cli/resilient_cli/page/run.py",
+        "text(one.detail or NONE)",
         "(one.detail or NONE)",
         f"{PAGE} -k no_part_of_the_page",
     ),

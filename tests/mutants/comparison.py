@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "the mean is that of the last block",
         "resilient/comparison/summing.py",
-        "            mean += apart * finite.size / (count + finite.size)",
-        "            mean = middle",
+        "            self._mean += apart * finite.size / both",
+        "            self._mean = middle",
         f"{SUMMARY} -k summed_up",
     ),
     Mutant(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cli_repositories import cut, write_usual_run
 from gangs import ROOT
+from seen import NARROW, WIDE, check_seen, go, press, shown
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
@@ -23,51 +24,8 @@ from tests.services.browser import browser, emulate, why_impossible
 
 pytestmark = pytest.mark.slow
 PICTURES = ROOT / "build" / "pages"
-WIDE, NARROW = (1280, 1600), (400, 2400)
-# https://www.w3.org/TR/WCAG21/#contrast-minimum
-READABLE = 4.5
 GREY = 32  # between the channels of a colour that one sees as grey
 
-# The contrast of each text with what it stands on.
-CONTRASTS = """
-const light = (rgb) => {
-  const parts = rgb.map((one) => one / 255).map(
-    (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-};
-const rgb = (text) => text.match(/[0-9.]+/g).map(Number);
-const ground = (one) => {
-  for (; one; one = one.parentElement) {
-    const found = rgb(getComputedStyle(one).backgroundColor);
-    if (found.length < 4 || found[3] > 0) return found.slice(0, 3);
-  }
-  return [255, 255, 255];
-};
-const found = {};
-for (const one of document.querySelectorAll("h1,h2,p,b,span,th,td,svg text")) {
-  if (!one.textContent.trim()) continue;
-  const style = getComputedStyle(one);
-  const ink = rgb(one.namespaceURI.endsWith("svg") ? style.fill : style.color).slice(0, 3);
-  const pair = [light(ink), light(ground(one))].sort((a, b) => b - a);
-  found[one.textContent.trim().slice(0, 40)] = (pair[0] + 0.05) / (pair[1] + 0.05);
-}
-return found;
-"""
-# What nobody can see: no size but for the dot of a single loss, or beyond what its part of the
-# page can be moved to.
-UNSEEN = """
-return [...document.querySelectorAll("svg rect, .fault, .saved, polyline, .tile, .bar i, td")]
-  .map((one) => [one, one.getBoundingClientRect(), one.closest(".scroll") || document.body])
-  .filter(([one, box, part]) => {
-    const right = part.getBoundingClientRect().left + part.scrollWidth;
-    const isDot = one.matches("polyline") && parseFloat(getComputedStyle(one).strokeWidth) > 4;
-    return (box.width + box.height <= 0 && !isDot) || box.right > right + 1 || box.left < 0;
-  }).map(([one]) => one.outerHTML);
-"""
-SMALL = """
-return [...document.querySelectorAll("svg text")]
-  .filter((one) => one.getBoundingClientRect().height < 10).map((one) => one.textContent);
-"""
 COLOURS = (
     "return [...document.querySelectorAll(arguments[0])].map((one) => getComputedStyle(one).%s)"
 )
@@ -113,17 +71,12 @@ def test_it_asks_for_nothing_but_itself_and_says_no_error(page):
     assert page.get_log("browser") == []
 
 
+@pytest.mark.parametrize("view", ["run", "checkpoints"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("room", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_all_of_it_is_seen_and_can_be_read(page, scheme, room):
-    emulate(page, *room, scheme)
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    page.save_screenshot(str(PICTURES / f"report-{scheme}-{room[0]}.png"))
-    assert page.execute_script("return document.documentElement.scrollWidth") <= room[0]
-    assert page.execute_script(UNSEEN) == []
-    assert page.execute_script(SMALL) == []
-    faint = {text: one for text, one in page.execute_script(CONTRASTS).items() if one < READABLE}
-    assert not faint
+def test_all_of_it_is_seen_and_can_be_read(page, scheme, room, view):
+    go(page, view)
+    check_seen(page, room, scheme, PICTURES / f"report-{view}-{scheme}-{room[0]}.png")
 
 
 def test_the_reader_chooses_light_or_dark(page):
@@ -137,25 +90,27 @@ def test_the_reader_chooses_light_or_dark(page):
 
 
 def test_what_is_wider_than_the_window_is_moved_with_the_keyboard(page):
+    go(page, "run")
     emulate(page, *NARROW, "light")
     page.execute_script("document.activeElement.blur()")
-    moved = set()
-    for _ in page.find_elements(By.CSS_SELECTOR, ".scroll"):
-        page.switch_to.active_element.send_keys(Keys.TAB)
+    parts, moved = shown(page, ".scroll"), set()
+    for _ in range(len(parts) + 6):
+        press(page, Keys.TAB)
         part = page.switch_to.active_element
-        assert part.get_attribute("class") == "scroll"
-        part.send_keys(Keys.ARROW_RIGHT)
-        moved.add(part.id)
-    assert len(moved) == len(page.find_elements(By.CSS_SELECTOR, ".scroll"))
+        if part.get_attribute("class") == "scroll":
+            press(page, Keys.ARROW_RIGHT)
+            moved.add(part.id)
+    assert len(moved) == len(parts)
     WebDriverWait(page, 10).until(
         lambda _: page.execute_script(
-            "return [...document.querySelectorAll('.scroll:has(svg)')]"
+            "return [...document.querySelectorAll('#run .scroll:has(svg)')]"
             ".every((one) => one.scrollLeft > 0)"
         )
     )
 
 
 def test_lives_faults_and_lost_parts_are_told_apart(page):
+    go(page, "run")
     emulate(page, *WIDE, "light")
     lives = [one.text for one in page.find_elements(By.CSS_SELECTOR, "svg .name")]
     assert {"run", "life 1", "life 2", "life 3"} <= set(lives)

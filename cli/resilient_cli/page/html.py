@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from resilient_cli.page.run import run_part
 from resilient_cli.page.script import foot_of, head_of
-from resilient_cli.page.stored import stored_part
+from resilient_cli.page.stored import lives_part, stored_part
 from resilient_cli.page.style import style
 from resilient_cli.page.tables import text
 from resilient_cli.views.accounting import moment
@@ -125,10 +125,10 @@ def _section(one: View) -> str:
 def _checkpoints(stored: Listing | None, more: Extras, *, served: bool) -> str:
     if stored is None:
         return "<p>No repository of checkpoints is in this folder.</p>"
-    live = ' id="stored-live" data-live' if served else ""
+    lives = [f' id="{one}-live" data-live' if served else "" for one in ("stored", "lives")]
     shown = stored_part(stored, served=served, checked=more.checked)
     room = '<div id="verify-room" class="room"></div>' if served else more.verified
-    return f"<div{live}>{shown}</div>{room}"
+    return f"<div{lives[0]}>{shown}</div>{room}<div{lives[1]}>{lives_part(stored)}</div>"
 
 
 def _missing(command: str) -> str:

@@ -26,7 +26,7 @@ _LEGEND = legend(
 
 
 def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> str:
-    """Return what a repository holds, newest first: its tree, its sizes, a table.
+    """Return what a repository holds: its tree, and a table, newest first.
 
     Args:
         found: what is there.
@@ -38,20 +38,21 @@ def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> 
     alone = alone_bytes(found)
     rows = [_row(found, one, alone, served=served, checked=checked) for one in found.surveys]
     spots = [_LEGEND, scroll(tree(found))] if found.surveys else []
-    times = generations(found)
     return "".join(
         [
             f"<p>{text(closing(found))}</p>",
             *spots,
             table(head, rows, numbers=(2, 3, 4, 5)),
             "<p>Own is what it wrote itself; alone is what no other checkpoint needs.</p>",
-            "<h3>Generations</h3>",
-            scroll(times) if times else "",
-            lives_of(found),
-            "<h3>Sizes</h3>",
-            sizes(found),
         ]
     )
+
+
+def lives_part(found: Listing) -> str:
+    """Return when the lives were, and what checkpoints cost."""
+    times = generations(found)
+    drawn = scroll(times) if times else ""
+    return f"<h3>Generations</h3>{drawn}{lives_of(found)}<h3>Sizes</h3>{sizes(found)}"
 
 
 def _row(

@@ -100,10 +100,8 @@ svg.tree{margin:6px 0 18px}.tree .line{stroke:var(--dim);stroke-width:1.6;fill:n
 .tree text.lane{fill:var(--fg);font-weight:600}.tree text.tag{fill:var(--warm);font-weight:600}
 .tree text{paint-order:stroke;stroke:var(--bg);stroke-width:3px}
 .node{fill:var(--a);stroke:var(--bg);stroke-width:1.5}
-.n-abandoned .tree text{paint-order:stroke;stroke:var(--bg);stroke-width:3px}
-.node{fill:var(--bg);stroke:var(--dim);stroke-width:2}
-.n-warning .tree text{paint-order:stroke;stroke:var(--bg);stroke-width:3px}
-.node{fill:var(--warm)}.next{fill:none;stroke:var(--good);stroke-width:2.5}
+.n-abandoned .node{fill:var(--bg);stroke:var(--dim);stroke-width:2}
+.n-warning .node{fill:var(--warm)}.next{fill:none;stroke:var(--good);stroke-width:2.5}
 .broken{stroke:var(--fault);stroke-width:3.2;fill:none}
 i.node{border-radius:50%;background:var(--a)}
 i.next{border-radius:50%;border:2.5px solid var(--good)}
@@ -126,7 +124,8 @@ table.numbers tbody th{color:var(--dim)}table.numbers th,table.numbers td{paddin
 #live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
 border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
-@media(max-width:640px){header{position:static}tbody th{min-width:150px}
+@media(max-width:640px){svg.small text{font-size:14px}
+header{position:static}tbody th{min-width:150px}
 tr.detail>td>div{max-width:calc(100vw - 60px);position:sticky;left:0}}
 @media print{header{position:static}.tools,nav,#live,.skip{display:none}}
 """
