@@ -21,7 +21,7 @@ from resilient_cli.page import desk as desk_module
 from resilient_cli.page.desk import Desk
 from resilient_cli.page.layers import layer_of
 
-VOID = ("meta", "input", "path", "rect", "circle", "br")
+VOID = ("meta", "input", "path", "rect", "circle", "wbr")
 LAST, BEFORE = "checkpoint-50-g2", "checkpoint-40-g2"
 
 

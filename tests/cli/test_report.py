@@ -99,7 +99,7 @@ def test_no_events_are_not_found(tmp_path, call):
     assert "--events FOLDER" in outcome.stderr
 
 
-VOID = ("meta", "input", "path", "rect", "circle")
+VOID = ("meta", "input", "path", "rect", "circle", "wbr")
 
 
 class Page(HTMLParser):

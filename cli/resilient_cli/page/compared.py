@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from resilient.comparison.values import SECTIONS
 from resilient_cli.page.layers import layers
-from resilient_cli.page.tables import Cell, Row, searched, short, table, text
+from resilient_cli.page.tables import Cell, Row, path, searched, short, table, text
 from resilient_cli.views.comparing import fate, percent, rates, relative, summed, verdict
 from resilient_cli.views.words import NONE, count, finite, plain
 
@@ -103,10 +103,14 @@ def _fields(found: Comparison) -> str:
 
 
 def _field(one: FieldChange) -> Row:
-    left = NONE if one.is_in == "b" else short(plain(finite(one.before)))
-    right = NONE if one.is_in == "a" else short(plain(finite(one.after)))
+    left = NONE if one.is_in == "b" else _value(one.before)
+    right = NONE if one.is_in == "a" else _value(one.after)
     cells = (short(one.name), text(one.section.replace("_", " ")), left, right)
     return Row(cells, part=one.section)
+
+
+def _value(value: object) -> str:
+    return f'<span class="where">{short(plain(finite(value)))}</span>'
 
 
 def _tensors(
@@ -137,7 +141,7 @@ def _tensor(
     one: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> Row:
     shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in one.shapes))
-    about = (f'<span class="path">{short(one.name)}</span>', shapes, text(_both(*one.dtypes)))
+    about = (path(one.name), shapes, text(_both(*one.dtypes)))
     is_same = one.is_equal is True
     if one.measures is None:
         why = Cell(f'<span class="bad">{text(one.why)}</span>', _FIRST)
@@ -162,13 +166,19 @@ def _measures(one: TensorChange, found: Measures) -> Iterator[Cell]:
         yield Cell(f'<span class="bad">{told}</span>' if wrong else told, value)
     share = found.changed / found.elements if found.elements else 0.0
     yield Cell(f"{found.max_abs:.2g}", _number(found.max_abs))
-    yield Cell(NONE, None) if found.cosine is None else Cell(f"{found.cosine:.6f}", found.cosine)
+    yield Cell(NONE) if found.cosine is None else Cell(_cosine(found), found.cosine)
     yield Cell(percent(share), share)
     yield Cell(NONE) if found.max_ulp is None else Cell(f"{found.max_ulp:,}", float(found.max_ulp))
     broken = f"{_both(*map(str, found.nans))}" if any(found.nans) else "0"
     yield Cell(
         f'<strong class="bad">{broken}</strong>' if any(found.nans) else "0", sum(found.nans)
     )
+
+
+def _cosine(found: Measures) -> str:
+    """Return it; what differs is not rounded to what is the same."""
+    shown = f"{found.cosine:.6f}"
+    return text(">0.999999") if found.changed and shown == "1.000000" else shown
 
 
 def _number(value: float) -> float:
@@ -185,8 +195,7 @@ def _rest(found: Comparison) -> Iterator[str]:
             yield f"<h3>Only in {name}</h3><p>{count(len(tensors), 'tensor')}</p><ul>"
             for one in tensors[:_NAMES_MAX]:
                 shape = "x".join(map(str, one.shape)) or "scalar"
-                name_of = short(f"{one.part}/{one.name}")
-                yield f'<li><span class="path">{name_of}</span> {shape}</li>'
+                yield f"<li>{path(f'{one.part}/{one.name}')} {shape}</li>"
             left = len(tensors) - _NAMES_MAX
             yield f"<li>and {left} more</li></ul>" if left > 0 else "</ul>"
     if found.tied:

@@ -47,7 +47,7 @@ const matcher = (text) => {
   return (name) => whole.test(name);
 };
 const sift = (name) => {
-  const tool = (what) => document.querySelector(`[data-${what}="${name}"]`);
+  const tool = (what) => document.querySelector(`.tools [data-${what}="${name}"]`);
   const [find, part, only] = ["find", "part", "only"].map(tool);
   const fits = matcher(find.value);
   let shown = 0;
@@ -159,12 +159,14 @@ document.addEventListener("click", (event) => {
     room.scrollIntoView({block: "nearest"});
   }
 });
-document.addEventListener("input", (event) => {
+const changed = (event) => {
   const data = event.target.dataset || {};
   const name = data.find || data.part || data.only;
   if (name) sift(name);
-});
+};
+document.addEventListener("input", changed);
 document.addEventListener("change", (event) => {
+  changed(event);
   if (event.target.id === "of") location.hash = `tensors/${event.target.value}`;
 });
 document.addEventListener("submit", (event) => {

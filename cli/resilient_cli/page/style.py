@@ -26,7 +26,7 @@ _BASE = """
 @media(prefers-color-scheme:dark){:root{--bg:#12151b;--fg:#e4e7ec;--dim:#9aa5b5;--line:#2b313c;
 --card:#1a1f27;--a:#7aaeff;--b:#4fd0c8;--warm:#ffa866;--soft:#35507c;--gone:#565d69;--fault:#ff7b72;
 --bad:#ff9a92;--good:#6fd3a0;--good-bg:#14291f;--bad-bg:#331a1a}}
-*{box-sizing:border-box}[hidden]{display:none!important}
+*{box-sizing:border-box}html{scroll-padding:130px 0 60px}[hidden]{display:none!important}
 body{margin:0 auto;padding:0 20px 70px;max-width:1120px;
 background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:22px;line-height:1.3;margin:0;overflow-wrap:anywhere}
@@ -124,7 +124,8 @@ table.numbers tbody th{color:var(--dim)}table.numbers th,table.numbers td{paddin
 #live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
 border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
-@media(max-width:640px){svg.small text{font-size:14px}
+@media(max-width:640px){html{scroll-padding-top:10px}
+svg.small text{font-size:14px}
 header{position:static}tbody th{min-width:150px}
 tr.detail>td>div{max-width:calc(100vw - 60px);position:sticky;left:0}}
 @media print{header{position:static}.tools,nav,#live,.skip{display:none}}

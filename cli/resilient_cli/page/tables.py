@@ -63,6 +63,12 @@ def short(value: object, most: int = LONGEST) -> str:
     return text(shown if len(shown) <= most else shown[: most - 3] + "...")
 
 
+def path(name: str) -> str:
+    """Return the name of a tensor, that may be broken behind its words."""
+    shown = short(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
+    return f'<span class="path">{shown}</span>'
+
+
 def at(told: str) -> str:
     """Return a moment, UTC, as people write it; what is none, as it is."""
     is_one = len(told) >= _MOMENT and told[10:11] == "T"

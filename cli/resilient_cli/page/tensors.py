@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient_cli.page.layers import natural
-from resilient_cli.page.tables import Cell, Row, searched, short, text
+from resilient_cli.page.tables import Cell, Row, path, searched, text
 from resilient_cli.render import human_size
 from resilient_cli.views.words import count
 
@@ -52,7 +52,7 @@ def name_of(one: Tensor) -> str:
 def _row(one: Tensor, details: Mapping[str, str], load: Callable[[str], str] | None) -> Row:
     name = name_of(one)
     cells = (
-        f'<span class="path">{short(name)}</span>',
+        path(name),
         "x".join(map(str, one.shape)) or "scalar",
         text(one.dtype),
         Cell(f"{one.elements:,}", float(one.elements)),
