@@ -89,6 +89,7 @@ def check_seen(driver, room, scheme, picture):
     emulate(driver, *room, scheme)
     tall = driver.execute_script("return document.documentElement.scrollHeight")
     emulate(driver, room[0], max(400, min(_TALLEST, tall)), scheme)
+    driver.execute_script("scrollTo(0, 0)")
     picture.parent.mkdir(parents=True, exist_ok=True)
     driver.save_screenshot(str(picture))
     assert driver.execute_script("return document.documentElement.scrollWidth") <= room[0]

@@ -148,11 +148,15 @@ def test_a_comparison_in_a_file_is_seen_whole(compared, scheme, room):
     if button.get_attribute("aria-expanded") == "false":
         button.click()
     assert len(shown(compared, "svg.small")) == 2
+    find = compared.find_element(By.CSS_SELECTOR, "[data-find=changes]")
+    find.clear()
+    find.send_keys("model/*")
     check_seen(compared, room, scheme, PICTURES / f"diff-{scheme}-{room[0]}.png")
 
 
 def test_rows_are_searched_chosen_and_sorted(compared):
     emulate(compared, *WIDE, "light")
+    compared.refresh()
     every = names_in(compared, "changes")
     find = compared.find_element(By.CSS_SELECTOR, "[data-find=changes]")
     find.send_keys("h.7.")
@@ -184,6 +188,7 @@ def test_rows_are_searched_chosen_and_sorted(compared):
 
 def test_rows_are_sorted_as_numbers_and_as_names(compared):
     emulate(compared, *WIDE, "light")
+    compared.refresh()
     head = compared.find_elements(By.CSS_SELECTOR, "#changes thead button")[0]
     head.click()
     rising = names_in(compared, "changes")

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from resilient.comparison.values import SECTIONS
 from resilient_cli.page.layers import layers
 from resilient_cli.page.tables import Cell, Row, path, searched, short, table, text
-from resilient_cli.views.comparing import fate, percent, rates, relative, summed, verdict
+from resilient_cli.views.comparing import (
+    fate,
+    is_counter,
+    percent,
+    rates,
+    relative,
+    summed,
+    updates,
+    verdict,
+)
 from resilient_cli.views.words import NONE, count, finite, plain
 
 if TYPE_CHECKING:
@@ -84,7 +93,8 @@ def _sides(found: Comparison) -> str:
     left, right, same = found.history
     if (left, right, same) != (0, 0, 0):
         rows.append(("log", f"{left} entries", f"{right} entries, the first {same} the same"))
-    facts = [(one, summed(found, one)) for one in ("model", "optimizer", "other")]
+    facts = [("updates", text(updates(found)))]
+    facts += [(one, summed(found, one)) for one in ("model", "optimizer", "other")]
     facts += [
         (f"random: {text(one.kind)}, rank {one.rank}", fate(one))
         for one in found.random[:_NAMES_MAX]
@@ -120,7 +130,8 @@ def _tensors(
         *("tensor", "shape", "dtype", "relative L2", "max abs", "cosine", "changed"),
         *("max ULP", "NaN"),
     )
-    rows = [_tensor(one, details, load) for one in found.tensors[:_ROWS_MAX]]
+    some = [one for one in found.tensors if not is_counter(one)]
+    rows = [_tensor(one, details, load) for one in some[:_ROWS_MAX]]
     shown = searched(
         "changes",
         head,
@@ -129,7 +140,7 @@ def _tensors(
         "tensors, the most different first",
         differing=True,
     )
-    return shown + _more(len(found.tensors))
+    return shown + _more(len(some))
 
 
 def _more(total: int) -> str:

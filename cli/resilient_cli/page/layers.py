@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from resilient.layouts.values import MODEL, OPTIMIZER
 from resilient_cli.page.drawing import WIDTH, Scale, opened
 from resilient_cli.page.tables import legend, scroll, short
+from resilient_cli.views.comparing import is_counter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,7 +74,7 @@ def layers(changes: Sequence[TensorChange]) -> str:
     """Return the picture: a row for each layer, a bar for its weights and one for its moments."""
     found: dict[str, _Layer] = {}
     for one in sorted(changes, key=lambda one: natural(layer_of(one.name))):
-        if one.part in _SIDES and one.measures and not _is_counter(one):
+        if one.part in _SIDES and one.measures and not is_counter(one):
             found.setdefault(layer_of(one.name), _Layer()).add(one)
     if not found:
         return ""
@@ -97,10 +98,6 @@ def layers(changes: Sequence[TensorChange]) -> str:
     more = f"<p>and {rest} more layers</p>" if rest else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
     return marks + scroll("".join([*parts, "</svg>"])) + more
-
-
-def _is_counter(one: TensorChange) -> bool:
-    return one.part == OPTIMIZER and one.name.endswith(".step")
 
 
 def natural(name: str) -> list[tuple[int, str]]:

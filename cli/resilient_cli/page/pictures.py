@@ -11,6 +11,7 @@ from resilient.errors import KeyNotFound
 from resilient.layouts.values import Unreadable
 from resilient_cli.page.histograms import histograms
 from resilient_cli.page.tensors import name_of
+from resilient_cli.views.comparing import is_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +74,8 @@ def pictures_of_both(found: Comparison, told: Told) -> dict[str, str]:
     """Return the pictures of the tensors that differ most, by name; a look into each."""
     before, after = found.before, found.after
     pairs = {one.name: (one.before, one.after) for one in matched(before, after)[0]}
-    differ = [one.name for one in found.tensors if one.measures and not one.is_equal]
+    told_apart = [one for one in found.tensors if one.measures and not is_counter(one)]
+    differ = [one.name for one in told_apart if not one.is_equal]
     names = [name for name in differ if name in pairs][:PICTURES_MAX]
     drawn: dict[str, str] = {}
     for nth, name in enumerate(names, 1):

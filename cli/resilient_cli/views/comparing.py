@@ -63,17 +63,18 @@ def _listed(
 
 def _vectors(found: Comparison, part: str) -> list[TensorChange]:
     """Return the tensors of a part, but for what an optimizer counts its updates with."""
-    return [one for one in found.tensors if one.part == part and not _is_counter(one)]
+    return [one for one in found.tensors if one.part == part and not is_counter(one)]
 
 
-def _is_counter(one: TensorChange) -> bool:
+def is_counter(one: TensorChange) -> bool:
+    """Say whether it is what an optimizer counts its updates of a parameter with."""
     elements = one.measures.elements if one.measures else 0
     return one.part == OPTIMIZER and one.name.endswith(".step") and elements == 1
 
 
-def _updates(found: Comparison) -> str:
+def updates(found: Comparison) -> str:
     """Return the updates that the parameters saw; they are told once, not for each of them."""
-    norms = [one.measures.norms for one in found.tensors if one.measures and _is_counter(one)]
+    norms = [one.measures.norms for one in found.tensors if one.measures and is_counter(one)]
     told = [_both(f"{one:.10g}", f"{other:.10g}") for one, other in dict.fromkeys(norms)]
     rest = len(told) - _NAMES_MAX
     return ", ".join(told[:_NAMES_MAX]) + (f" and {rest} other counts" if rest > 0 else "")
@@ -90,8 +91,8 @@ def _about(found: Comparison) -> Facts:
         ("rate", _both(rates(before), rates(after))),
         ("random", _randoms(found.random)),
     ]
-    if updates := _updates(found):
-        pairs.append(("updates", updates))
+    if counts := updates(found):
+        pairs.append(("updates", counts))
     if found.history != (0, 0, 0):
         left, right, same = found.history
         pairs.append(("log", f"{_both(str(left), str(right))} entries, the first {same} the same"))
