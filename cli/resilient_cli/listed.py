@@ -1,11 +1,12 @@
-"""A Store for reading that answers ``stat`` from listings: a request less per file."""
+"""Stores for reading: one answers ``stat`` from listings, one tells how much was read."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from resilient.storage.store import Data, Entry, Store
 
@@ -57,3 +58,33 @@ class ListedStore:
     def stat(self, key: str) -> Entry:
         """Return the object's entry, from the listing if it was there."""
         return self._entries.get(key) or self._inner.stat(key)
+
+
+class HeardStore(ListedStore):
+    """Another store, which tells how many bytes were read of it so far; of any thread.
+
+    Args:
+        inner: the store itself.
+        told: called after each read; what it raises ends the reading.
+    """
+
+    def __init__(self, inner: Store, told: Callable[[int], None]) -> None:
+        super().__init__(inner)
+        self._told = told
+        self._lock = threading.Lock()
+        self._read_bytes = 0
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        return self._heard(super().get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a piece of the object."""
+        return self._heard(super().get_range(key, start, length))
+
+    def _heard(self, data: bytes) -> bytes:
+        with self._lock:
+            self._read_bytes += len(data)
+            done = self._read_bytes
+        self._told(done)
+        return data

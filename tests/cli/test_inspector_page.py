@@ -16,10 +16,14 @@ from inspected_runs import EVIL, LAYERS, spoil, write_inspected_run
 
 from resilient.clock import SystemClock
 from resilient.errors import StoreError
+from resilient.format.names import parse_checkpoint
+from resilient.storage.open import open_store
 from resilient_cli.commands.ui import RunPage
+from resilient_cli.listed import HeardStore
 from resilient_cli.page import desk as desk_module
 from resilient_cli.page.desk import Desk
 from resilient_cli.page.layers import layer_of
+from resilient_cli.survey import Level, examine
 
 VOID = ("meta", "input", "path", "rect", "circle", "wbr")
 LAST, BEFORE = "checkpoint-50-g2", "checkpoint-40-g2"
@@ -268,7 +272,46 @@ def test_so_many_wait_and_no_more_and_what_fails_is_not_kept():
     status, text = desk.ask(("fails",), fail)
     assert (status, "no &lt;disk&gt;" in text) == (200, True)
     assert desk.ask(("fails",), lambda _: "mended") == (200, "mended")
+    assert desk.ask(("fails",), fail) == (200, "mended")
     desk.close()
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_what_is_not_kept_is_handed_out_once_however_long_it_took(is_failing):
+    desk, go, made = Desk(SystemClock()), threading.Event(), []
+
+    def work(_):
+        made.append(1)
+        go.wait(60)
+        if is_failing:
+            raise StoreError("no disk", hint="")
+        return "seen"
+
+    assert desk.ask(("x",), work, is_once=True)[0] == 202
+    go.set()
+    desk.ask(("y",), lambda _: "behind it")
+    status, said = desk.ask(("x",), work, is_once=True)
+    assert (status, made) == (200, [1])
+    assert ("no disk" if is_failing else "seen") in said
+    assert desk.ask(("x",), work, is_once=True)[0] == 200
+    assert made == [1, 1]
+    desk.close()
+
+
+def test_who_stops_asking_ends_the_reading_of_a_checkpoint(inspected):
+    """Bytes that were read are told, and end the reading when nobody waits."""
+    told = []
+
+    def tell(done):
+        told.append(done)
+        if len(told) > 3:
+            raise TimeoutError
+
+    store = HeardStore(open_store(str(inspected)), tell)
+    with pytest.raises(TimeoutError):
+        examine(store, parse_checkpoint(LAST), Level.DEEP)
+    assert told == sorted(told)
+    assert 0 < told[0] < told[-1]
 
 
 @pytest.mark.parametrize(

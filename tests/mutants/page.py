@@ -88,8 +88,8 @@ MUTANTS = [
     Mutant(
         "what was damaged once is so for ever",
         "cli/resilient_cli/page/desk.py",
-        "            job.answer = _FAILED.format(text(error))\n",
-        "            job.answer = _FAILED.format(text(error))\n            is_kept = True\n",
+        "            answer, is_once = _FAILED.format(text(error)), True\n",
+        "            answer = _FAILED.format(text(error))\n",
         f"{PAGE} -k is_not_kept",
     ),
     Mutant(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from resilient.errors import KeyNotFound
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import parse_checkpoint
 from resilient.vault.registry.catalog import read_manifest
+from resilient_cli.listed import HeardStore
 from resilient_cli.page.desk import Desk
 from resilient_cli.page.stored import verified
 from resilient_cli.survey import Level, examine
@@ -65,7 +66,9 @@ class Parts:
             return 404, "there is no such checkpoint any more"
         rest = [asked["name"]] if "name" in fields else []
         key = (name, *(asked[one] for one in fields))
-        return self._desk.ask(key, lambda told: make(store, told, *known, *rest))
+        # What is committed does not change; what has become of its bytes may.
+        is_once = make is _verify
+        return self._desk.ask(key, lambda told: make(store, told, *known, *rest), is_once=is_once)
 
 
 def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
@@ -112,5 +115,10 @@ def _both(store: Store, told: Told, a: CheckpointId, b: CheckpointId, name: str)
     return picture_of_both(_side(store, a), _side(store, b), name, told)
 
 
-def _verify(store: Store, _: Told, of: CheckpointId) -> str:
-    return verified(examine(store, of, Level.DEEP), Level.DEEP)
+def _verify(store: Store, told: Told, of: CheckpointId) -> str:
+    try:
+        size_bytes = read_manifest(store, of).size_bytes
+    except (IncompatibleCheckpoint, IntegrityError):
+        size_bytes = 0  # that is what will be found
+    heard = HeardStore(store, lambda done: told(min(done, size_bytes), size_bytes))
+    return verified(examine(heard, of, Level.DEEP), Level.DEEP)

@@ -40,13 +40,11 @@ class _Job:
         asked_seconds: when somebody asked last.
         done: whether it is over.
         said: how far it is, for people.
-        answer: what came of it; None while it is made, and if nobody waited.
     """
 
     asked_seconds: float
     done: threading.Event = field(default_factory=threading.Event)
     said: str = "waiting for its turn"
-    answer: str | None = None
 
 
 class Desk:
@@ -62,31 +60,36 @@ class Desk:
         self._turn = threading.Lock()
         self._jobs: dict[Key, _Job] = {}
         self._kept: OrderedDict[Key, str] = OrderedDict()
+        self._once: set[Key] = set()
         self._closed = False
 
-    def ask(self, key: Key, work: Work) -> tuple[int, str]:
+    def ask(self, key: Key, work: Work, *, is_once: bool = False) -> tuple[int, str]:
         """Return 200 and the answer; 202 and how far it is; or 503 and why there is none.
 
         Args:
             key: what is asked for; an answer is kept under it.
             work: makes it; told how much is done, it ends early once nobody asks any more.
+            is_once: whether it is made anew for who asks after it was handed out.
         """
         with self._lock:
             if key in self._kept:
-                self._kept.move_to_end(key)
-                return 200, self._kept[key]
+                return 200, self._hand_out(key)
             job = self._jobs.get(key)
             if job is None:
                 if self._closed or len(self._jobs) >= _WAITING_MAX:
                     return 503, "too much is being made at once: ask again"
                 job = self._jobs[key] = _Job(self._clock.monotonic_seconds())
-                thread = threading.Thread(target=self._make, args=(key, job, work), daemon=True)
+                thread = threading.Thread(
+                    target=self._make, args=(key, job, work, is_once), daemon=True
+                )
                 thread.start()
             job.asked_seconds = self._clock.monotonic_seconds()
-        job.done.wait(_AT_ONCE_SECONDS)
-        if not job.done.is_set():
+        if not job.done.wait(_AT_ONCE_SECONDS):
             return 202, job.said
-        return (200, job.answer) if job.answer is not None else (503, "it was not made: ask again")
+        with self._lock:
+            if key in self._kept:
+                return 200, self._hand_out(key)
+        return 503, "it was not made: ask again"
 
     def close(self) -> None:
         """Make nothing more; return when nothing is being made."""
@@ -96,26 +99,39 @@ class Desk:
         for job in waiting:
             job.done.wait(_END_SECONDS)
 
-    def _make(self, key: Key, job: _Job, work: Work) -> None:
-        is_kept = False
+    def _hand_out(self, key: Key) -> str:
+        self._kept.move_to_end(key)
+        if key not in self._once:
+            return self._kept[key]
+        self._once.discard(key)
+        return self._kept.pop(key)
+
+    def _make(self, key: Key, job: _Job, work: Work, is_once: bool) -> None:  # noqa: FBT001
+        answer = None
         try:
             with self._turn:
                 self._look(job)
                 job.said = "reading"
-                job.answer = work(lambda done, of: self._told(job, done, of))
-                is_kept = True
+                answer = work(lambda done, of: self._told(job, done, of))
         except _LeftError:
             job.said = "nobody waited for it"
         except (ResilientError, Unreadable, OSError) as error:
-            job.answer = _FAILED.format(text(error))
+            # What is read again may be there again.
+            answer, is_once = _FAILED.format(text(error)), True
         finally:
             with self._lock:
                 del self._jobs[key]
-                if is_kept and job.answer is not None:
-                    self._kept[key] = job.answer
-                    while len(self._kept) > _KEPT_MAX:
-                        self._kept.popitem(last=False)
+                if answer is not None:
+                    self._keep(key, answer, is_once=is_once)
             job.done.set()
+
+    def _keep(self, key: Key, answer: str, *, is_once: bool) -> None:
+        self._kept[key] = answer
+        if is_once:
+            self._once.add(key)
+        while len(self._kept) > _KEPT_MAX:
+            oldest, _ = self._kept.popitem(last=False)
+            self._once.discard(oldest)
 
     def _told(self, job: _Job, done: int, of: int) -> None:
         job.said = f"reading: {100 * done // max(1, of)} %"
