@@ -99,7 +99,7 @@ def test_two_checkpoints_become_a_page_of_their_own(inspected, call, tmp_path):
     path = tmp_path / "diff.html"
     outcome = call("ckpt", "diff", BEFORE, LAST, inspected, "--html", path, "--exit-code")
     assert outcome.status == 1
-    assert "They differ" in outcome.stdout
+    assert f"page: {path}" in outcome.stdout
     text = path.read_text(encoding="utf-8")
     shown = check_hostile(text)
     assert "They differ: " in shown

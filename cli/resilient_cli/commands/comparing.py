@@ -97,5 +97,5 @@ def diff(  # noqa: PLR0913 - the options of a command
         with Progress("drawing") as told:
             page = comparison_page(found, told)
         write_page(html, page)
-    show(compared(found, every=every), output_of(ctx))
+    show(compared(found, every=every, page=str(html or "")), output_of(ctx))
     return DIFFERENT if exit_code and found.differs else 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resilient.comparison.histograms import Bars, Histogram
 
 _WIDTH, _HEIGHT = 480, 190
-_LEFT, _RIGHT, _TOP, _BELOW = 44, 10, 10, 24
+_LEFT, _RIGHT, _TOP, _BELOW = 44, 20, 10, 24
 _BARS_MIN, _BARS_MAX, _POWERS_MAX = 12, 64, 80
 _SIDES = "ab"
 _LEAST = 1.5

@@ -88,7 +88,8 @@ background:var(--good-bg);color:var(--good);border:1px solid var(--good)}
 .dot{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}
 .legend{display:flex;flex-wrap:wrap;align-items:center;font-size:13px;margin:8px 0}
 .legend span{display:flex;align-items:center;margin-right:18px}.legend .dot{margin:0 7px 0 0}
-.where{overflow-wrap:anywhere}.one-line{white-space:nowrap}
+.where{display:inline-block;min-width:120px;overflow-wrap:anywhere}
+.one-line{white-space:nowrap}
 svg{width:100%;min-width:820px;height:auto;display:block}svg text{font-size:11px;fill:var(--dim)}
 .name{text-anchor:end}.tick{text-anchor:middle}.grid{stroke:var(--line);fill:none}
 .fault{fill:var(--fault)}.strike{stroke:var(--fault);stroke-dasharray:2 3;opacity:.55}
@@ -120,11 +121,13 @@ svg .h-a+.h-b{fill-opacity:.35;stroke:var(--warm);stroke-width:1.2}
 .facts+.facts{margin-top:6px}.facts{display:flex;flex-wrap:wrap;gap:6px 26px;margin:10px 0 0}
 .facts dt{color:var(--dim);font-size:12px}.facts dd{margin:0;font-size:14px}
 table.numbers{width:auto;margin-top:10px;background:none}table.numbers th{min-width:0}
-table.numbers tbody th{color:var(--dim)}table.numbers th,table.numbers td{padding:2px 24px 2px 0}
+table.numbers tbody th{color:var(--dim);white-space:nowrap}
+table.numbers th,table.numbers td{padding:2px 24px 2px 0}
 #live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
 border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
-@media(max-width:640px){html{scroll-padding-top:10px}
+@media(max-width:640px){table.numbers :is(th,td){padding-right:10px!important;font-size:13px}
+html{scroll-padding-top:10px}
 svg.small text{font-size:14px}
 header{position:static}tbody th{min-width:150px}
 tr.detail>td>div{max-width:calc(100vw - 60px);position:sticky;left:0}}

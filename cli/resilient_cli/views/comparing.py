@@ -30,12 +30,13 @@ _COUNTED = (CONFIG, MODEL_CONFIG, SOFTWARE, TRAINER_STATE, SCHEDULE, GROUPS, DAT
 _PARTS = (MODEL, OPTIMIZER, OTHER)
 
 
-def compared(found: Comparison, *, every: bool) -> Answer:
+def compared(found: Comparison, *, every: bool, page: str = "") -> Answer:
     """Return the answer of ``ckpt diff``.
 
     Args:
         found: what was found.
         every: whether all that differs is listed, and not the most different alone.
+        page: where the page was written to; empty if none was.
     """
     ids = tuple(one.name for one in found.tensors if one.is_equal is not True)
     blocks: list[Table | Facts | str] = [_about(found)]
@@ -48,6 +49,7 @@ def compared(found: Comparison, *, every: bool) -> Answer:
     blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
     blocks += [f"not compared: {one}" for one in found.notes]
     blocks.append(verdict(found))
+    blocks += [f"page: {page}"] if page else []
     return Answer("ckpt.diff", "comparison", _document(found), tuple(blocks), ids)
 
 
