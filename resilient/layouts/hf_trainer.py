@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 STATE = "trainer_state.json"
 RESUME = "trainer.train(resume_from_checkpoint='{path}')"
-_REBUILD = "resilient ckpt repair {path} --rebuild {path}-rebuilt"
+_REBUILD = "resilient ckpt repair {path}"
 _SCHEDULE = "scheduler.pt"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
-_KEYS = {
+KEYS = {
     *("best_global_step", "best_metric", "best_model_checkpoint", "epoch", "eval_steps"),
     *("global_step", "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero"),
     *("log_history", "logging_steps", "max_steps", "num_input_tokens_seen", "num_train_epochs"),
@@ -97,7 +97,7 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     if whole(state.get("global_step")) is None:
         what = "it has no `global_step`"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    unknown = sorted(set(state) - _KEYS)
+    unknown = sorted(set(state) - KEYS)
     if unknown:
         what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]

@@ -36,9 +36,11 @@ def test_it_mends_and_reads_as_in_the_transcript(repo, call, matches):
     whole = contents(repo)
     (repo / NEWEST / MODEL).unlink()
     matches("repair-verify", call("ckpt", "verify", "latest", repo), repo)
-    matches("repair-dry-run", call("ckpt", "repair", "latest", repo, "--dry-run"), repo)
+    matches("repair-dry-run", call("ckpt", "repair", "latest", repo), repo)
+    both = call("ckpt", "repair", "latest", repo, "--apply", "--dry-run")
+    matches("repair-dry-run", both, repo)
     assert not (repo / NEWEST / MODEL).exists()
-    matches("repair", call("ckpt", "repair", NEWEST, repo), repo)
+    matches("repair", call("ckpt", "repair", NEWEST, repo, "--apply"), repo)
     assert contents(repo) == whole
     matches("repair-nothing", call("ckpt", "repair", "latest", repo), repo)
     assert call("ckpt", "verify", "--all", repo).status == 0
@@ -52,7 +54,7 @@ def test_inspect_says_what_may_be_lost(repo, call):
 
 def test_as_json_it_says_the_same(repo, call, matches):
     flip_bit(repo / NEWEST / MODEL)
-    matches("repair-json", call("ckpt", "repair", "--json", "--repo", repo), repo)
+    matches("repair-json", call("ckpt", "repair", "--json", "--apply", "--repo", repo), repo)
     assert call("ckpt", "repair", "-q", "--repo", repo).stdout == ""
 
 
@@ -93,13 +95,13 @@ def test_another_repository_is_as_good_as_parity(plain, tmp_path, call):
     for name in (MODEL, OPTIMIZER, "state.json"):
         (plain / NEWEST / name).unlink()
     flip_bit(copy / NEWEST / MODEL, offset=-1)
-    outcome = call("ckpt", "repair", NEWEST, plain, "--from", copy)
+    outcome = call("ckpt", "repair", NEWEST, plain, "--from", copy, "--apply")
     assert outcome.status == 1, "its model is damaged as well"
     assert (plain / NEWEST / OPTIMIZER).exists()
     assert not (plain / NEWEST / MODEL).exists()
     flip_bit(copy / NEWEST / MODEL, offset=-1)
     flip_bit(plain / NEWEST / "manifest.json", offset=40)
-    assert call("ckpt", "repair", NEWEST, plain, "--from", copy).status == 0
+    assert call("ckpt", "repair", NEWEST, plain, "--from", copy, "--apply").status == 0
     assert contents(plain) == whole
 
 
@@ -109,7 +111,7 @@ def test_lost_parity_is_damage_although_training_can_resume(repo, call, matches)
     assert outcome.status == 1
     assert f"can resume from {NEWEST}" in outcome.stdout
     matches("repair-parity-lost", outcome, repo)
-    assert call("ckpt", "repair", "latest", repo).status == 0
+    assert call("ckpt", "repair", "latest", repo, "--apply").status == 0
     assert call("ckpt", "verify", "latest", repo).status == 0
 
 
@@ -121,7 +123,7 @@ def test_a_deleted_manifest_comes_back_only_on_demand(repo, call, matches):
     matches("repair-gone", outcome, repo)
     assert call("ckpt", "repair", "latest", repo).stdout.startswith("checkpoint-25-g2 is whole")
     assert call("ckpt", "repair", "latest", repo, "--undelete").status == 2
-    assert call("ckpt", "repair", NEWEST, repo, "--undelete").status == 0
+    assert call("ckpt", "repair", NEWEST, repo, "--undelete", "--apply").status == 0
     assert contents(repo) == whole
 
 

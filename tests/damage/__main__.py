@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent.parent)]
 
 from kinds import KINDS  # noqa: E402 - the folder is on the path only now
-from matrix import Bench, Cell, loaded  # noqa: E402
+from matrix import Bench, Cell  # noqa: E402
 from page import PAGE, rendered, wrong  # noqa: E402
 from samples import SAMPLES  # noqa: E402
 
@@ -23,7 +23,7 @@ def main() -> int:
     began = time.monotonic()
     bench = Bench(SAMPLES)
     for sample in SAMPLES:
-        assert loaded(sample, bench.copy(sample).path) == "loads", f"{sample.name} is not whole"
+        bench.load_whole(sample)
     cells: list[Cell] = []
     for sample in SAMPLES:
         found = (bench.cell(sample, kind, is_loaded=True) for kind in KINDS)

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 from foreign_folders import look
 from resumming import resummed
-from samples import INDEX, OPTIMIZER, RANDOM, SCHEDULE, STATE, STEP_NAME, WEIGHTS
+from samples import (
+    INDEX,
+    LEDGER,
+    OPTIMIZER,
+    PARITY,
+    RANDOM,
+    RECORD,
+    SCHEDULE,
+    SECOND,
+    STATE,
+    STEP_NAME,
+    WEIGHTS,
+)
 
 from resilient.layouts.places import settled
 from resilient.storage.folder import open_folder
@@ -121,6 +133,8 @@ def number_at(role: str, part: str, value: bytes | None) -> Callable[[Scene], No
 
 
 def _place(scene: Scene, path: Path, part: str) -> int:
+    if scene.sample.is_ours:
+        return len(path.read_bytes()) - 4
     folder = open_folder(str(scene.path))
     name = str(path.relative_to(scene.folder))
     for one in look(scene.path).tensors:
@@ -142,7 +156,11 @@ def rewritten(role: str, change: Callable[[object], None]) -> Callable[[Scene], 
 
     def spoil(scene: Scene) -> None:
         path = scene.file(role)
-        if path.suffix in (".safetensors", ".json", ".distcp") or path.name.startswith("latest"):
+        if (
+            scene.sample.is_ours
+            or path.suffix in (".safetensors", ".json", ".distcp")
+            or path.name.startswith("latest")
+        ):
             raise Inapplicable
         value = torch.load(path, weights_only=False)
         try:
@@ -210,6 +228,8 @@ def json_with(role: str, **fields: object) -> Callable[[Scene], None]:
 
 
 def lost_rank(scene: Scene) -> None:
+    if scene.sample.is_ours:
+        raise Inapplicable  # its manifest names the ranks
     path = scene.file(RANDOM)
     if not path.stem[-1].isdigit():
         path = path.rename(path.with_name("rng_state_0.pth"))
@@ -306,6 +326,8 @@ KINDS = [
     Kind("state: best checkpoint moved", json_with(STATE, best_model_checkpoint="gone/4")),
     Kind("index: bit flip", on(INDEX, in_pickle)),
     Kind("index: names what is not there", points_nowhere),
+    *(Kind(f"{role}: missing", missing(role)) for role in (PARITY, SECOND, RECORD, LEDGER)),
+    *(Kind(f"{role}: bit flip", on(role, in_pickle)) for role in (PARITY, SECOND, RECORD, LEDGER)),
     Kind("folder: named for another step", renamed),
     Kind("folder: its save never ended", unfinished),
 ]  # fmt: skip

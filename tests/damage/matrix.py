@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import os
 import shutil
 import tempfile
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import own
 from kinds import Inapplicable, Scene
-from torch.distributed.checkpoint.api import CheckpointException
+from repairs import loaded, quiet, repaired
 
 from resilient.comparison.proving import prove
 from resilient.layouts.judging import judge
@@ -22,10 +18,8 @@ from resilient.layouts.recognizing import read_layout
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kinds import Kind
-    from samples import Sample
+    from samples import Loaded, Sample
 
 UNSEEN = "unseen"
 
@@ -56,6 +50,8 @@ class Cell:
             of the whole one.
         told: what is said of it: place and finding.
         stock: what the tool itself does (:func:`loaded`); empty if it was not run.
+        repair: what a repair does (:mod:`repairs`).
+        how: the first thing that it does, or why it does nothing.
     """
 
     sample: str
@@ -63,6 +59,8 @@ class Cell:
     answer: str
     told: str
     stock: str = ""
+    repair: str = ""
+    how: str = ""
 
 
 def say(path: Path) -> Said:
@@ -76,28 +74,33 @@ def say(path: Path) -> Said:
     return Said(verdict.answer, verdict.why, tuple((one.place, one.what) for one in found))
 
 
+def _said(sample: Sample, path: Path) -> Said:
+    return Said(*own.verify(path)) if sample.is_ours else say(path)
+
+
 class Bench:
     """Whole checkpoints, made once, and a place for their copies."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self._held = tempfile.TemporaryDirectory()
         root = Path(self._held.name)
-        self._made: dict[str, tuple[Path, Path]] = {}
+        self.made: dict[str, tuple[Path, Path]] = {}
+        self._loads: dict[str, Loaded] = {}
         self.whole: dict[str, Said] = {}
         for one in samples:
             folder = root / one.name
             folder.mkdir()
             with quiet():
                 path = one.make(folder)
-            self._made[one.name] = (folder, path)
-            self.whole[one.name] = say(path)
+            self.made[one.name] = (folder, path)
+            self.whole[one.name] = _said(one, path)
         self._copy = root / "copy"
 
     def close(self) -> None:
         self._held.cleanup()
 
     def copy(self, sample: Sample) -> Scene:
-        folder, path = self._made[sample.name]
+        folder, path = self.made[sample.name]
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(folder, self._copy)
         return Scene(sample, self._copy / path.relative_to(folder))
@@ -109,38 +112,26 @@ class Bench:
                 path = kind.spoil(scene) or scene.path
         except Inapplicable:
             return None
-        said, before = say(path), self.whole[sample.name]
+        said, before = _said(sample, path), self.whole[sample.name]
         new = [one for one in said.problems if one not in before.problems]
         answer = said.answer if new or said.answer != before.answer else UNSEEN
         told = f"{new[0][0]}: {new[0][1]}" if new else "; ".join(said.why)
-        return Cell(sample.name, kind.name, answer, told, loaded(sample, path) if is_loaded else "")
+        stock = loaded(sample, path)[0] if is_loaded else ""
+        whole = self.load_whole(sample) if is_loaded else None
+        repair, how = repaired(sample, path, self.made[sample.name][1], whole)
+        return Cell(sample.name, kind.name, answer, told, stock, repair, how)
 
+    def load_whole(self, sample: Sample) -> Loaded:
+        """Return what the tool has after it loaded what is not damaged."""
+        if sample.name not in self._loads:
+            word, found = loaded(sample, self.copy_whole(sample))
+            assert found is not None, f"{sample.name} is not whole: {word}"
+            self._loads[sample.name] = found
+        return self._loads[sample.name]
 
-def loaded(sample: Sample, path: Path) -> str:
-    """Return what a layout's own tool does: ``loads``, ``stops``, or ``runs it``."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["DAMAGE_BOMB"] = f"{folder}/went-off"
-        try:
-            with quiet():
-                sample.load(path)
-        except (Exception, CheckpointException):  # noqa: BLE001 - whatever its tool raises
-            done = "stops"
-        else:
-            done = "loads"
-        return "runs it" if any(Path(folder).iterdir()) else done
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    sink = io.StringIO()
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(sink),
-            contextlib.redirect_stderr(sink),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+    def copy_whole(self, sample: Sample) -> Path:
+        folder, path = self.made[sample.name]
+        aside = self._copy.with_name("whole")
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(folder, aside)
+        return aside / path.relative_to(folder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kinds import KINDS
 from matrix import UNSEEN, Cell
+from repairs import COPY, MENDS
 from samples import SAMPLES
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ it, and behind the stroke what the layout's own tool does with the same files:
 can, and what is odd is named; `unknown`: no checkpoint is recognised; `unseen`: nothing is said.
 * `stops`: the tool raises; `loads`: it goes on and says nothing that stops anybody; `runs it`: \
 it executes the code in the pickle.
+* behind the second stroke, what `ckpt repair` does: `mends`: it writes a new checkpoint that is \
+whole, out of this one and another step of the run beside it; `loses`: one that its tool goes on \
+from, with a loss that is named; `saves`: none, but the tensors that are whole; `copy`: with \
+another copy of it named (`--from`), one that is whole; `stays`: nothing helps, and it says why. \
+What it wrote was loaded, or resumed, by the layout's own tool, and is to the bit what that has of \
+the undamaged one: all of it with `mends` and `copy`, the weights with `loses`.
 
 An empty cell: the layout has no such file, or keeps it inside another one. Written by \
 `make damage`; CI holds a slice of it against the code.
@@ -53,6 +60,8 @@ def wrong(cells: Sequence[Cell]) -> list[str]:
         is_excused = (one.sample, one.kind) in BEYOND
         if is_excused:
             found += [f"{name} is excused and seen"] if one.answer != UNSEEN else []
+        elif "WRONG" in one.repair:
+            found.append(f"{name}: {one.repair}: {one.how}")
         elif one.answer == UNSEEN or (one.stock == "stops" and one.answer not in ("no", "unknown")):
             found.append(name)
     return found
@@ -81,21 +90,25 @@ def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
         "",
         "## What is said",
         "",
-        "| layout | damage | said | first finding |",
-        "|---|---|---|---|",
+        "| layout | damage | said | first finding | a repair |",
+        "|---|---|---|---|---|",
     ]
     for one in cells:
-        lines.append(f"| {one.sample} | {one.kind} | {_WORDS[one.answer]} | {_safe(one.told)} |")
+        said = f"{_WORDS[one.answer]} | {_safe(one.told)} | {one.repair}: {_safe(one.how)}"
+        lines.append(f"| {one.sample} | {one.kind} | {said} |")
     return "\n".join(lines) + "\n"
 
 
 def _counted(cells: Sequence[Cell]) -> str:
     silent = sum(one.stock == "loads" and one.answer in ("no", "partly", "yes") for one in cells)
+    mended = sum(one.repair == MENDS for one in cells)
+    copied = sum(COPY in one.repair for one in cells)
     unseen = sum(one.answer == UNSEEN for one in cells)
     return (
         f"{len(cells)} cells of {len({one.kind for one in cells})} kinds of damage and "
         f"{len({one.sample for one in cells})} layouts. In {silent} of them the tool loads what is "
-        f"told here; {unseen} are seen by neither."
+        f"told here; {unseen} are seen by neither. A repair makes {mended} whole without "
+        f"help from elsewhere, and {copied} more with another copy."
     )
 
 
@@ -106,7 +119,7 @@ def _verdict(said: Said) -> str:
 
 
 def _short(cell: Cell | None) -> str:
-    return "" if cell is None else f"{_WORDS[cell.answer]} / {cell.stock}"
+    return "" if cell is None else f"{_WORDS[cell.answer]} / {cell.stock} / {cell.repair}"
 
 
 def _safe(text: str) -> str:
@@ -114,8 +127,8 @@ def _safe(text: str) -> str:
     return text[:160]
 
 
-def read_page() -> dict[tuple[str, str], str]:
-    """Return what the page says of each cell."""
+def read_page() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return what the page says of each cell: the answer, and what a repair does."""
     lines = PAGE.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("| damage |"))
     names = [one.strip() for one in lines[at].strip("|").split("|")][1:]
@@ -124,14 +137,11 @@ def read_page() -> dict[tuple[str, str], str]:
         if not line.startswith("|"):
             break
         kind, *row = [one.strip() for one in line.strip("|").split("|")]
-        found |= {
-            (name, kind): one.partition(" /")[0]
-            for name, one in zip(names, row, strict=True)
-            if one
-        }
-    return found
+        found |= {(name, kind): one for name, one in zip(names, row, strict=True) if one}
+    parts = {key: one.split(" / ") for key, one in found.items()}
+    return {key: (one[0], one[2]) for key, one in parts.items()}
 
 
-def word_of(cell: Cell) -> str:
-    """Return what the page calls its answer."""
-    return _WORDS[cell.answer]
+def words_of(cell: Cell) -> tuple[str, str]:
+    """Return what the page calls its answer, and what a repair does."""
+    return _WORDS[cell.answer], cell.repair

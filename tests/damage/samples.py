@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import own
 import safetensors.torch
 import torch
 from foreign_folders import (
@@ -23,7 +24,13 @@ from foreign_folders import (
     write_universal,
 )
 from sharded_folders import write_zero
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +39,20 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "r
 WEIGHTS, OPTIMIZER, SCHEDULE, RANDOM, STATE, INDEX = (
     *("weights", "optimizer", "schedule", "random state", "state", "index"),
 )
+PARITY, SECOND, RECORD, LEDGER = "parity", "second index", "record of a life", "ledger"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a tool has after it loaded a checkpoint.
+
+    Attributes:
+        weights: of the model.
+        rest: all else that it goes on with: moments, schedule, or what they make of the weights.
+    """
+
+    weights: object
+    rest: object = None
 
 
 @dataclass(frozen=True)
@@ -44,48 +65,77 @@ class Sample:
         load: loads it as its tool does; raises when that tool would stop.
         how: what ``load`` is, for the page.
         files: which file is what, relative to the folder.
+        is_ours: whether the checkpoint lies in a repository of ours.
     """
 
     name: str
     make: Callable[[Path], Path]
-    load: Callable[[Path], object]
+    load: Callable[[Path], Loaded]
     how: str
     files: Mapping[str, str] = field(default_factory=dict)
+    is_ours: bool = False
 
 
 def make_trainer(folder):
-    return Path(shutil.copytree(GOLDEN / "checkpoint-8", folder / "checkpoint-8"))
+    """Leave a checkpoint, and a later one of the same run beside it."""
+    path = Path(shutil.copytree(GOLDEN / "checkpoint-8", folder / "checkpoint-8"))
+    run_trainer(path, folder, 12, save_strategy="steps", save_steps=4)
+    return path
 
 
 def load_trainer(path):
+    return run_trainer(path, path.parent / "out", 9, save_strategy="no")
+
+
+def run_trainer(path, out, steps, **options):
+    """Resume a checkpoint with Transformers, and train on."""
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(GOLDEN / "checkpoint-8"))
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64
     arguments = TrainingArguments(
-        str(path.parent / "out"),
-        max_steps=9,
+        str(out),
+        max_steps=steps,
         per_device_train_batch_size=1,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        save_strategy="no",
         optim="adamw_torch",
+        **options,
     )
-    Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=str(path))
+    began = Began()
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[began])
+    trainer.train(resume_from_checkpoint=str(path))
+    return Loaded(began.weights, (trainer.state.global_step, copied(model.state_dict())))
+
+
+class Began(TrainerCallback):
+    """Keeps the weights that training begins with."""
+
+    def on_train_begin(self, *_, model, **__):
+        self.weights = copied(model.state_dict())
+
+
+def copied(state):
+    return {name: one.clone() for name, one in state.items()}
 
 
 def make_accelerate(folder):
-    write_accelerate(folder / "checkpoint_0")
+    write_accelerate(folder / "checkpoint_0", folder / "checkpoint_1")
     return folder / "checkpoint_0"
 
 
 def load_accelerate(path):
-    accelerator, *_ = accelerate_run()
+    accelerator, model, optimizer, schedule, _ = accelerate_run()
     accelerator.load_state(str(path))
+    own = [one.state_dict() for one in accelerator._custom_objects]
+    rest = [optimizer.state_dict(), schedule.state_dict(), own, torch.get_rng_state()]
+    return Loaded(copied(model.state_dict()), rest)
 
 
 def load_lightning(path):
     model, trainer, data = lightning_run(path.parent, 2)
     trainer.fit(model, data, ckpt_path=str(path))
+    states = [one.state_dict() for one in trainer.optimizers]
+    return Loaded(copied(model.state_dict()), [states, trainer.global_step])
 
 
 def make_engine(folder):
@@ -100,10 +150,13 @@ def load_engine(path):
     tag = path / (path / "latest").read_text()
     held = torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)
     assert held["module"].keys()
+    states = []
     for rank in range(held["dp_world_size"]):
         name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = torch.load(tag / name, weights_only=False)["optimizer_state_dict"]
         assert state["base_optimizer_state"]["state"], "no state"
+        states.append(state)
+    return Loaded(held["module"], [held, states])
 
 
 def make_universal(folder):
@@ -115,38 +168,56 @@ def load_universal(path):
     """Open what an engine opens of a universal checkpoint, as it does."""
     tag = path / (path / "latest_universal").read_text()
     held = torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)
-    torch.load(tag / "zero/optimizer_state.pt", weights_only=False)
+    rest = [held, torch.load(tag / "zero/optimizer_state.pt", weights_only=False)]
+    weights = {}
     for name, shape in ((one, it) for group in held["param_shapes"] for one, it in group.items()):
         for file in sorted((tag / "zero" / name).iterdir()):
             value = torch.load(file, weights_only=False)
             assert file.stem == "step" or value["param"].numel() == shape.numel(), "another size"
+            weights[name, file.stem] = value
+    return Loaded(weights, rest)
 
 
 def make_slices(folder):
-    path = folder / "step-9"
-    one = {"step": torch.tensor(9.0), "exp_avg": torch.ones(5, 3), "exp_avg_sq": torch.ones(5, 3)}
-    state = {
-        "model": {"w": torch.arange(15.0).view(5, 3)},
-        "optimizer": {"state": {"w": one}, "param_groups": [{"lr": 0.5, "params": ["w"]}]},
-        "lr_scheduler": {"last_epoch": 9},
-        "rng": {"cpu": torch.get_rng_state()},
-        "step": 9,
-    }
-    write_slices(state, path)
+    for step in (8, 9):
+        write_slices(_slices(step), path := folder / f"step-{step}")
     return path
+
+
+def _slices(step):
+    one = {"step": torch.tensor(float(step)), "exp_avg": torch.ones(5, 3) * step}
+    one |= {"exp_avg_sq": torch.ones(5, 3)}
+    return {
+        "model": {"w": torch.arange(15.0).view(5, 3) + 9 - step},
+        "optimizer": {"state": {"w": one}, "param_groups": [{"lr": 0.5, "params": ["w"]}]},
+        "lr_scheduler": {"last_epoch": step},
+        "rng": {"cpu": torch.get_rng_state()},
+        "step": step,
+    }
+
+
+def make_titan(folder):
+    write_titan(folder, 8)
+    return write_titan(folder)
+
+
+def make_megatron(folder):
+    write_megatron(folder, 8)
+    return write_megatron(folder)
 
 
 def load_slices(path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     dcp_to_torch_save(path, path.parent / "whole.pt")
+    return Loaded(torch.load(path.parent / "whole.pt", weights_only=False))
 
 
 def load_megatron(path):
     config = json.loads((path / "metadata.json").read_text())
     assert config["sharded_backend"] == "torch_dist"
-    torch.load(path / "common.pt", weights_only=False)
-    load_slices(path)
+    common = torch.load(path / "common.pt", weights_only=False)
+    return Loaded(load_slices(path).weights, common)
 
 
 def make_script(folder):
@@ -178,6 +249,7 @@ def load_script(path):
     model.load_state_dict(value["model"])
     optimizer.load_state_dict(value["optimizer"])
     schedule.load_state_dict(value["lr_scheduler"])
+    return Loaded(value["model"], value)
 
 
 def make_model(folder):
@@ -189,7 +261,7 @@ def make_model(folder):
 def load_model(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        AutoModelForCausalLM.from_pretrained(path)
+        return Loaded(copied(AutoModelForCausalLM.from_pretrained(path).state_dict()))
 
 
 def make_safetensors(folder):
@@ -197,6 +269,20 @@ def make_safetensors(folder):
     return folder / "model.safetensors"
 
 
+def load_safetensors(path):
+    return Loaded(safetensors.torch.load_file(path))
+
+
+def resume_ours(path):
+    return Loaded(*own.resume(path))
+
+
+OURS = {
+    WEIGHTS: "model.r00000.safetensors", OPTIMIZER: "optimizer.r00000.safetensors",
+    SCHEDULE: "state.json", RANDOM: "rng_state_0.safetensors", STATE: "trainer_state.json",
+    INDEX: "manifest.json", RECORD: "../generations/g000001.json",
+    LEDGER: "../ledger/g000001-000000000004.json",
+}  # fmt: skip
 SLICES = {WEIGHTS: "__0_0.distcp", INDEX: ".metadata"}
 SAMPLES = [
     Sample("Trainer", make_trainer, load_trainer, "its `train(resume_from_checkpoint=)`", {
@@ -216,14 +302,20 @@ SAMPLES = [
         WEIGHTS: "global_step3/zero/0.weight/fp32.pt", INDEX: "latest_universal",
         OPTIMIZER: "global_step3/zero/0.weight/exp_avg.pt",
         STATE: "global_step3/zero/optimizer_state.pt"}),
-    Sample("torchtitan", write_titan, load_slices, "torch's `dcp_to_torch_save`", SLICES),
-    Sample("Megatron", write_megatron, load_megatron, "`torch.load` and `dcp_to_torch_save`",
+    Sample("torchtitan", make_titan, load_slices, "torch's `dcp_to_torch_save`", SLICES),
+    Sample("Megatron", make_megatron, load_megatron, "`torch.load` and `dcp_to_torch_save`",
            {**SLICES, STATE: "common.pt", SCHEDULE: "metadata.json"}),
     Sample("torch", make_script, load_script, "`torch.load(weights_only=True)` and its states",
            {WEIGHTS: "last.pt"}),
     Sample("save_pretrained", make_model, load_model, "`from_pretrained`",
            {WEIGHTS: "model-00001-of-00003.safetensors", INDEX: "model.safetensors.index.json"}),
-    Sample("safetensors", make_safetensors, safetensors.torch.load_file, "`load_file`",
+    Sample("safetensors", make_safetensors, load_safetensors, "`load_file`",
            {WEIGHTS: "model.safetensors"}),
+    Sample("ours", own.maker(0), resume_ours, "our `train()`, from the newest that it takes", OURS,
+           is_ours=True),
+    Sample("ours, parity", own.maker(1), resume_ours,
+           "our `train()`, from the newest that it takes",
+           {**OURS, PARITY: "parity-0-0.r00000.parity", SECOND: "manifest.copy.json"},
+           is_ours=True),
 ]  # fmt: skip
 STEP_NAME = re.compile(r"(checkpoint|step|iter)([-_]0*)\d+")

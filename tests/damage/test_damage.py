@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from kinds import KINDS
 from matrix import Bench
-from page import BEYOND, read_page, word_of
+from page import BEYOND, read_page, words_of
 from samples import SAMPLES
 
 EVERY = 3
@@ -35,11 +35,11 @@ def test_what_the_page_says_of_a_damage_is_what_is_said(bench, number):
     for at, kind in enumerate(KINDS):
         if (at + number) % EVERY == 0:
             cell = bench.cell(sample, kind, is_loaded=False)
-            said = word_of(cell) if cell else None
+            said = words_of(cell) if cell else None
             assert said == told.get((sample.name, kind.name)), (kind.name, cell)
 
 
 def test_the_page_has_thirty_kinds_and_nothing_unseen_without_a_reason():
     told = read_page()
     assert len({kind for _, kind in told}) >= 30
-    assert {one for one, word in told.items() if word == "**unseen**"} == set(BEYOND)
+    assert {one for one, (word, _) in told.items() if word == "**unseen**"} == set(BEYOND)

@@ -25,37 +25,40 @@ def write_slices(state, folder):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
 
-def write_titan(run):
+def write_titan(run, step=STEP):
     """Leave what torchtitan leaves: names of its own beside those of the weights."""
-    weight = torch.arange(15.0).view(5, 3)
+    weight = torch.arange(15.0).view(5, 3) + STEP - step
     options = {"lr": 0.25, "betas": (0.9, 0.95), "weight_decay": 0.1}
     state = {
         "layers.0.weight": weight,
         "norm.weight": torch.ones(3),
         "optimizer": {
-            **{f"state.{one}.step": torch.tensor(float(STEP)) for one in NAMES},
+            **{f"state.{one}.step": torch.tensor(float(step)) for one in NAMES},
             **{f"state.{one}.exp_avg": torch.ones(shape) for one, shape in NAMES.items()},
             **{f"state.{one}.exp_avg_sq": torch.ones(shape) for one, shape in NAMES.items()},
             **{f"param_groups.{one}.{key}": it for one in NAMES for key, it in options.items()},
         },
-        "lr_scheduler": {"last_epoch": STEP, "_last_lr": [0.25], "base_lrs": [0.25]},
+        "lr_scheduler": {"last_epoch": step, "_last_lr": [0.25], "base_lrs": [0.25]},
         "dataloader": {"dp_rank_0": b"\x80\x04N.", "dp_rank_1": b"\x80\x04N.", "world_size": 2},
         "train_state": {
-            "step": torch.tensor(STEP, dtype=torch.int32),
+            "step": torch.tensor(step, dtype=torch.int32),
             "ntokens_seen": torch.tensor(4096, dtype=torch.int64),
         },
     }
-    write_slices(state, folder := Path(run) / f"step-{STEP}")
+    write_slices(state, folder := Path(run) / f"step-{step}")
     return folder
 
 
 NAMES = {"layers.0.weight": (5, 3), "norm.weight": (3,)}
 
 
-def write_megatron(run):
+def write_megatron(run, step=STEP):
     """Leave what Megatron-Core leaves: layers stacked, and one file that is common to all ranks."""
-    folder = Path(run) / f"iter_{STEP:07d}"
-    name, stacked = "decoder.layers.mlp.linear_fc1.weight", torch.arange(24.0).view(2, 4, 3)
+    folder = Path(run) / f"iter_{step:07d}"
+    name, stacked = (
+        "decoder.layers.mlp.linear_fc1.weight",
+        torch.arange(24.0).view(2, 4, 3) + STEP - step,
+    )
     state = {
         name: stacked,
         **{f"optimizer.state.{kind}.{name}": stacked + 1 for kind in ("exp_avg", "fp32_param")},
@@ -65,9 +68,9 @@ def write_megatron(run):
     told = argparse.Namespace(
         world_size=2, tensor_model_parallel_size=2, consumed_train_samples=72, train_iters=100
     )
-    groups = [{"lr": 0.25, "step": STEP, "params": []}]
+    groups = [{"lr": 0.25, "step": step, "params": []}]
     common = {
-        "iteration": STEP,
+        "iteration": step,
         "args": told,
         "checkpoint_version": 3.0,
         "optimizer": {"optimizer": {"param_groups": groups}},
@@ -101,16 +104,17 @@ def accelerate_run():
     return accelerator, *prepared
 
 
-def write_accelerate(folder):
-    """Save with accelerate three steps after the beginning; return what it loads."""
+def write_accelerate(folder, beside=None):
+    """Save with accelerate three steps after the beginning, and after three more; return it."""
     accelerator, model, optimizer, schedule, data = accelerate_run()
-    for (batch,) in data:
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        schedule.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        accelerator.save_state(str(folder))
+    for place in [folder] if beside is None else [folder, beside]:
+        for (batch,) in data:
+            accelerator.backward(model(batch).sum())
+            optimizer.step()
+            schedule.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            accelerator.save_state(str(place))
     return accelerator, model, optimizer, schedule
 
 

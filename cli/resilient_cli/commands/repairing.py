@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.errors import NoIntactCheckpoint, UsageError
+from resilient.errors import KeyNotFound, NoIntactCheckpoint, UsageError
 from resilient.format.names import parse_checkpoint
+from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
 from resilient.vault.health.repair import carry_out_repair, plan_repair
 from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
+from resilient_cli.foreign import is_foreign
 from resilient_cli.places import (
     Place,
     Ref,
@@ -25,6 +27,7 @@ from resilient_cli.places import (
 )
 from resilient_cli.render import show
 from resilient_cli.survey import Level, first_intact
+from resilient_cli.views.mending import mending
 from resilient_cli.views.repair import rebuilding, repairing
 
 if TYPE_CHECKING:
@@ -43,15 +46,29 @@ def repair(  # noqa: PLR0913 - the options of a command
     *,
     source: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="URL", help="A repository with the same checkpoint."),
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="A repository with the same checkpoint; of another tool's checkpoint another "
+            "copy, or another step of its run.",
+        ),
     ] = None,
     undelete: Annotated[
         bool,
         typer.Option("--undelete", help="Bring back what lost its manifest, if it is all there."),
     ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Do what the plan says.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be done.")
+        bool, typer.Option("--dry-run", help="Only show the plan, as without --apply.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Where another tool's checkpoint is written; by default repaired/NAME beside it.",
+        ),
+    ] = None,
     rebuild: Annotated[
         Path | None,
         typer.Option(
@@ -59,21 +76,25 @@ def repair(  # noqa: PLR0913 - the options of a command
         ),
     ] = None,
 ) -> int:
-    """Make damaged files whole from parity, or from another repository; say what cannot be.
+    """Show how a damaged checkpoint can be made whole, and what cannot be; --apply does it.
 
-    Every byte is proved against the manifest before it is put, and what is whole is not touched.
-    Exit code 0: whole now (with --dry-run: it would be). 1: something is lost, and an intact
-    checkpoint remains to resume from. 3: none remains.
+    Files of ours are made whole from parity, or from another repository: every byte is proved
+    against the manifest before it is put, and what is whole is not touched. Exit code 0: it is
+    whole then. 1: something is lost, and an intact checkpoint remains to resume from. 3: none does.
+
+    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md). It is only read:
+    what is mended is a new checkpoint, proved before it is written, and what is lost is named. Of
+    what nothing mends, the tensors that are whole are saved. Nothing is unpickled.
 
     What cannot be made whole is salvaged by --rebuild: weights, and whatever else is whole, become
     a folder as Hugging Face's Trainer keeps it, with a state that says what is lost. Such a folder
     that lost its own trainer_state.json is rebuilt the same way. The source is only read.
 
-    Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2
+    Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """
     ref, place = ref_and_place(ref, place, repo)
     if rebuild is not None:
-        if source or undelete or dry_run:
+        if source or undelete or dry_run or apply or out:
             raise UsageError(
                 "`--rebuild` changes nothing in its source, and goes with no other option",
                 hint="resilient ckpt repair --help",
@@ -81,22 +102,54 @@ def repair(  # noqa: PLR0913 - the options of a command
         made = _rebuild(ref, place or repo or "", rebuild)
         show(rebuilding(made), output_of(ctx))
         return 0 if made.can_go_on else DAMAGE_LEFT
+    is_done = apply and not dry_run
+    url = place or repo
+    if ref is None and url and not undelete and _is_of_others(url):
+        return _mend(ctx, url, source or [], out, is_done=is_done)
     store = open_repository(place, repo)
     committed_of(store)
     checkpoint = _named(store, ref, undelete=undelete)
     options = read_storage_options(os.environ)
     others = [open_store(url, storage_options=options) for url in source or ()]
     plan = plan_repair(store, checkpoint, others, undelete=undelete)
-    if not dry_run:
+    if is_done:
         carry_out_repair(store, plan, others)
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
-    show(repairing(store.url, plan, resume, done=not dry_run), output_of(ctx))
+    show(repairing(store.url, plan, resume, done=is_done), output_of(ctx))
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",
             hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _is_of_others(url: str) -> bool:
+    """Say whether files are at a place, and no repository of ours."""
+    if not is_foreign(url):
+        return False
+    folder = open_folder(url, read_storage_options(os.environ))
+    try:
+        return bool(folder.list().sizes)
+    except KeyNotFound:
+        return False
+
+
+def _mend(
+    ctx: typer.Context, url: str, others: list[str], out: Path | None, *, is_done: bool
+) -> int:
+    """Show how a checkpoint of another tool can be mended, and write it when that is asked for."""
+    from resilient.mending.applying import place_of, write_mended
+    from resilient.mending.planning import plan_mending
+
+    plan = plan_mending(url, others, read_storage_options(os.environ))
+    target = out or place_of(plan)
+    is_written = is_done and (plan.is_mended or bool(plan.salvaged))
+    if is_written:
+        write_mended(plan, target)
+    show(mending(plan, target, done=is_written), output_of(ctx))
+    is_fine = not plan.is_hopeless and not plan.losses and not plan.refused
+    return 0 if is_fine else DAMAGE_LEFT
 
 
 def _rebuild(ref: str | None, place: str, out: Path) -> Rebuilt:

@@ -74,7 +74,7 @@ def _lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iter
     elif done:
         yield f"{files} rebuilt, each proved against the manifest before it was put."
     else:
-        yield f"{files} would be rebuilt. Nothing was changed."
+        yield f"{files} would be rebuilt, with `--apply`. Nothing was changed."
     if plan.is_whole:
         return
     yield from _salvage(plan)

@@ -1,0 +1,48 @@
+"""What is left out, because its tool stops at it broken and goes on without it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resilient.mending.case import Case
+
+_RANDOM = re.compile(r"(?:rng_state(?:_\d{1,7})?\.pth|random_states_\d{1,7}\.pkl)")
+_OPTIMIZER, _SCHEDULE = "optimizer.pt", "scheduler.pt"
+_DRAWN = (
+    "dropout and augmentation draw other numbers than they would have: a stream of this tool is "
+    "where its draws left it, which no seed and no step give back"
+)
+_BEGINS = "begins anew: Transformers takes both together, or neither"
+_OF_RANK = (
+    "the random state of a rank is where its draws left it; no seed, no step and no other rank "
+    "give it back"
+)
+
+
+def leave_out(case: Case) -> None:
+    """Leave out broken random states, and of the Trainer a broken optimizer with its schedule."""
+    for name in case.broken():
+        if _RANDOM.fullmatch(name) and name in case.listing.sizes:
+            case.losses["random state"] = _DRAWN
+            case.draft.drop(name)
+            case.done(name, "left out: it is broken", "its tool goes on without it")
+    for one in case.problems:
+        if one.loses == "random state" and "ranks without" in one.what:
+            case.refused["."] = _OF_RANK
+    if case.contents.layout == "hf-trainer":
+        _leave_optimizer(case)
+
+
+def _leave_optimizer(case: Case) -> None:
+    pair = {_OPTIMIZER, _SCHEDULE}
+    broken = pair & {one.place for one in case.fatal()}
+    others = [one for one in case.fatal() if one.place not in pair]
+    if not broken or others:
+        return
+    case.losses["the optimizer's state"] = _BEGINS
+    case.losses["the schedule"] = _BEGINS
+    for name in pair:
+        case.draft.drop(name)
+    case.done(", ".join(sorted(broken)), "left out with what goes with it", "its tool goes on")

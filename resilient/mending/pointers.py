@@ -1,0 +1,151 @@
+"""What only says where things are: indexes of weights, tags that are the latest, names of steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from resilient.layouts import deepspeed, universal
+from resilient.layouts.documents import read_json
+from resilient.layouts.values import Unreadable
+from resilient.layouts.weights import STEMS, read_file
+from resilient.mending.case import AGREEMENT, looked_through
+
+if TYPE_CHECKING:
+    from resilient.mending.case import Case
+    from resilient.mending.drafts import Draft
+
+_SHARD = re.compile(rf"(({'|'.join(STEMS)})-)(\d{{5}})-of-(\d{{5}})(\.safetensors|\.bin)")
+_SENTINEL = "checkpoint-is-incomplete.txt"
+_RUN_WIDE = ("metadata.json",)
+"""What every step of a run says alike."""
+_COUNTING = ("hf-trainer", "torchtitan", "megatron")
+"""Layouts whose folders are named for a step."""
+_STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
+
+
+def mend_index(case: Case) -> None:
+    """Write the index of a model in shards anew, from the headers of the shards."""
+    shards: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in case.listing.sizes:
+        if match := _SHARD.fullmatch(name):
+            shards.setdefault((match[2], match[4], match[5]), {})[int(match[3])] = name
+    for (stem, count, end), found in shards.items():
+        index = f"{stem}{end}.index.json"
+        is_lost = not case.is_layout_known or case.is_broken(index)
+        is_single = f"{stem}{end}" in case.listing.sizes
+        if not is_lost or is_single:
+            continue
+        lacking = [one for one in range(1, int(count) + 1) if one not in found]
+        if lacking:
+            numbers = ", ".join(map(str, lacking[:8]))
+            case.refused[index] = f"shards of {int(count)} are missing: {numbers}"
+            continue
+        try:
+            text = _index(case, [found[one] for one in sorted(found)])
+        except Unreadable as error:
+            case.refused[index] = str(error)
+            continue
+        case.draft.put(index, text)
+        case.done(index, "written anew", f"the headers of {len(found)} shards")
+
+
+def _index(case: Case, shards: list[str]) -> bytes:
+    mapped: dict[str, str] = {}
+    size_bytes = elements = 0
+    for name in shards:
+        for one in read_file(case.draft, case.listing, name):
+            if mapped.setdefault(one.name, name) != name:
+                raise Unreadable(f"`{one.name[:80]}` is in two shards")
+            size_bytes, elements = size_bytes + one.size_bytes, elements + one.elements
+    metadata = {"total_parameters": elements, "total_size": size_bytes}
+    document = {"metadata": metadata, "weight_map": dict(sorted(mapped.items()))}
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def mend_latest(case: Case) -> None:
+    """Say again which tag is the latest: the one of the highest number that is whole."""
+    for name, tags in (
+        (deepspeed.LATEST, _engines(case.draft)),
+        (universal.LATEST, [one.rstrip("/") for one in universal.tag_in(case.listing)]),
+    ):
+        if not case.is_broken(name):
+            continue
+        for tag in sorted(tags, key=_number, reverse=True):
+            trial = case.draft.copy()
+            trial.put(name, tag.encode())
+            _, problems = looked_through(trial)
+            if not any(one.is_fatal for one in problems):
+                case.draft.take(trial)
+                case.done(name, f"names `{tag}` again", "the newest folder beside it that is whole")
+                break
+        else:
+            if tags:
+                case.refused[name] = "no tag beside it is whole"
+
+
+def _engines(draft: Draft) -> list[str]:
+    listing = draft.list()
+    heads = {one.partition("/")[0] for one in listing.sizes if "/" in one}
+    return [one for one in heads if deepspeed.is_engine(listing, f"{one}/")]
+
+
+def _number(name: str) -> int:
+    digits = re.search(r"(\d{1,12})$", name)
+    return int(digits[1]) if digits else -1
+
+
+def mend_documents(case: Case) -> None:
+    """Take what all steps of a run say alike from another step."""
+    for name in _RUN_WIDE:
+        if not case.is_broken(name):
+            continue
+        for other in case.near:
+            try:
+                read_json(other.folder, other.listing, name)
+            except Unreadable:
+                continue
+            data = other.folder.read(name, 0, other.listing.sizes[name])
+            case.draft.put(name, data)
+            case.done(name, "the same in each step of the run", other.url)
+            break
+        else:
+            case.refused[name] = "no other step of the run is here, which says the same"
+
+
+def mend_name(case: Case) -> None:
+    """Give a folder the name of the step that its files agree on."""
+    name = case.draft.url.rstrip("/").rpartition("/")[2]
+    match = _STEP_NAME.fullmatch(name)
+    if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
+        return
+    found = case.contents
+    said = (
+        found.step,
+        found.schedule.step if found.schedule else None,
+        found.optimizer.step if found.optimizer else None,
+    )
+    counted = Counter(one for one in said if one is not None)
+    step, votes = counted.most_common(1)[0] if counted else (None, 0)
+    if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
+        return
+    width = len(match[2]) if match[2].startswith("0") else 1
+    case.draft.renamed(f"{match[1]}{step:0{width}d}")
+    case.done(".", f"named for step {step}, as {votes} of its files say", "its files")
+
+
+def _is_at_odds(case: Case) -> bool:
+    return any(one.place == "." and one.loses == AGREEMENT for one in case.problems)
+
+
+def end_save(case: Case) -> None:
+    """Take the mark of a save away that has everything a save writes."""
+    if _SENTINEL not in case.listing.sizes:
+        return
+    if [one for one in case.fatal() if one.place != _SENTINEL]:
+        case.refused[_SENTINEL] = "its save was cut short, and what it lacks is nowhere"
+        return
+    case.draft.drop(_SENTINEL)
+    case.done(_SENTINEL, "left out: all that a save writes is there, and proves whole", "its files")
