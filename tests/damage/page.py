@@ -28,6 +28,11 @@ BEYOND: dict[tuple[str, str], str] = {
     ("Universal", "weights: swapped with the optimizer"): (
         "both are one tensor of one shape, and neither says what it is"
     ),
+    **{
+        (name, f"ledger: {what}"): "no restore reads it; `resilient audit` holds it against the run"
+        for name in ("ours", "ours, parity")
+        for what in ("missing", "bit flip")
+    },
 }
 """What cannot be seen, by layout and damage, with the reason."""
 _WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}

@@ -8,14 +8,17 @@ anywhere, and may be run again.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound, NothingToResume
+from resilient.format.digest import CHUNK_BYTES, damaged_ranges
 from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import decode
 from resilient.format.names import MANIFEST, MANIFEST_COPY
+from resilient.vault.access.damage import tensors_hit
 from resilient.vault.access.fetch import fetch
+from resilient.vault.health.siblings import siblings_of
 from resilient.vault.health.verify import copy_problem, damages
 from resilient.vault.reading.mend import can_mend, find_chunk, mend_file
 from resilient.vault.registry.catalog import read_manifest
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from resilient.format.manifest import Manifest
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient.vault.health.siblings import Sibling
     from resilient.vault.health.verify import Damage
 
 COPY = "its second copy"
@@ -146,13 +150,17 @@ def plan_repair(
     manifest, data, fixes = _manifest(store, checkpoint, others, undelete=undelete)
     if manifest is None:
         return RepairPlan(checkpoint, None, None, (), (Loss(MANIFEST, "damaged, and no copy"),))
-    found = damages(store, manifest, "full")
-    left = {one.finding.file: _not_elsewhere(one, manifest, others) for one in found}
+    found = [_with_first_bytes(store, manifest, one) for one in damages(store, manifest, "full")]
+    near = [*others, *siblings_of(store, manifest)] if found else []
+    left = {one.finding.file: _not_elsewhere(one, manifest, near) for one in found}
     losses = []
     for one in found:
         name, problem = one.finding.file, one.finding.problem
         if can_mend(manifest, name, left):
-            fixes = [*fixes, Fix(name, problem, _source(one, left[name], others))]
+            fixes = [
+                *fixes,
+                Fix(name, problem, _source(one, left[name], _used(one, manifest, near))),
+            ]
         else:
             span = one.finding
             losses.append(Loss(name, problem, span.start, span.stop, one.tensors))
@@ -185,6 +193,7 @@ def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = (
         return
     if plan.is_gone and not plan.is_whole:
         return
+    places = [store, *others, *siblings_of(store, manifest)]
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
             raise NothingToResume(
@@ -196,7 +205,7 @@ def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = (
         elif fix.file == MANIFEST_COPY:
             store.put(checkpoint.copy_key, plan.manifest_bytes or _bytes_of(store, checkpoint))
         else:
-            data = mend_file([store, *others], manifest, manifest.file(fix.file))
+            data = mend_file(places, manifest, manifest.file(fix.file))
             store.put(manifest.key(fix.file), data)
 
 
@@ -280,7 +289,35 @@ def _same_life(store: Store, other: Store, number: int) -> bool:
     return read_generation(store, number) == read_generation(other, number)
 
 
-def _not_elsewhere(damage: Damage, manifest: Manifest, others: Sequence[Store]) -> frozenset[int]:
+def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damage:
+    """Return damage of a file that is longer than committed with a look at what it begins with."""
+    if damage.chunks is None or damage.chunks:
+        return damage
+    entry = manifest.file(damage.finding.file)
+    try:
+        data = store.get_range(manifest.key(entry.name), 0, entry.size_bytes)
+    except KeyNotFound:
+        return damage
+    chunks = frozenset(start // CHUNK_BYTES for start, _ in damaged_ranges(data, entry.proof))
+    hit = tuple(tensors_hit(manifest, entry.name, data)) if chunks else ()
+    return replace(damage, chunks=chunks, tensors=hit)
+
+
+def _used(
+    damage: Damage, manifest: Manifest, places: Sequence[Store | Sibling]
+) -> list[Store | Sibling]:
+    """Return the places that hold a damaged chunk."""
+    entry = manifest.file(damage.finding.file)
+    return [
+        place
+        for place in places
+        if any(find_chunk([place], manifest, entry, one) for one in damage.chunks or ())
+    ]
+
+
+def _not_elsewhere(
+    damage: Damage, manifest: Manifest, others: Sequence[Store | Sibling]
+) -> frozenset[int]:
     """Return the damaged chunks that no other place holds."""
     chunks = damage.chunks or frozenset()
     if not others:
@@ -289,7 +326,7 @@ def _not_elsewhere(damage: Damage, manifest: Manifest, others: Sequence[Store]) 
     return frozenset(one for one in chunks if find_chunk(others, manifest, entry, one) is None)
 
 
-def _source(damage: Damage, left: frozenset[int], others: Sequence[Store]) -> str:
+def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | Sibling]) -> str:
     """Say where a file's missing bytes come from."""
     elsewhere = " or ".join(one.url for one in others)
     if not damage.chunks:

@@ -7,7 +7,7 @@ computed back is proved like anything that was read. Nothing is written here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.digest import CHUNK_BYTES, digest_bytes, digest_file
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from resilient.format.extents import Content
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.parity import ParityGroup
-    from resilient.storage.store import Store
+
+
+class Ranges(Protocol):
+    """Where chunks of a checkpoint's files may be, under the keys that they have there."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes of an object; fewer only at its end.
+
+        Raises:
+            KeyNotFound: it is not here.
+            StoreError: it could not be read.
+        """
 
 
 def groups_of(manifest: Manifest, name: str) -> list[ParityGroup]:
@@ -62,7 +73,7 @@ class Mended:
 
 
 def mend(
-    places: Sequence[Store], manifest: Manifest, entry: FileEntry, chunks: Collection[int]
+    places: Sequence[Ranges], manifest: Manifest, entry: FileEntry, chunks: Collection[int]
 ) -> Mended:
     """Return some chunks of a file, proved: read, taken from another place, or computed back.
 
@@ -96,7 +107,7 @@ def mend(
     return Mended(Extents(tuple(starts), tuple(parts)), is_computed)
 
 
-def mend_file(places: Sequence[Store], manifest: Manifest, entry: FileEntry) -> bytes:
+def mend_file(places: Sequence[Ranges], manifest: Manifest, entry: FileEntry) -> bytes:
     """Return a whole file, proved by the digest of all of it.
 
     Args:
@@ -116,7 +127,7 @@ def mend_file(places: Sequence[Store], manifest: Manifest, entry: FileEntry) -> 
 
 
 def find_chunk(
-    places: Sequence[Store], manifest: Manifest, entry: FileEntry, number: int
+    places: Sequence[Ranges], manifest: Manifest, entry: FileEntry, number: int
 ) -> bytes | None:
     """Return a chunk from the first place where it is whole; None if it is whole nowhere.
 
@@ -159,7 +170,7 @@ class _Sums:
 
 
 def _computed(
-    places: Sequence[Store], manifest: Manifest, entry: FileEntry, number: int
+    places: Sequence[Ranges], manifest: Manifest, entry: FileEntry, number: int
 ) -> memoryview:
     key = manifest.key(entry.name)
     refusal = IntegrityError(f"`{key}` is damaged, and no parity protects it", key=key)
@@ -178,7 +189,7 @@ def _computed(
 
 
 def _sum_up(
-    places: Sequence[Store], manifest: Manifest, group: ParityGroup, number: int, *, without: str
+    places: Sequence[Ranges], manifest: Manifest, group: ParityGroup, number: int, *, without: str
 ) -> _Sums:
     """Read every protected file of a group but one at one chunk's place, once."""
     longest = manifest.file(group.parity[0]).size_bytes
@@ -199,7 +210,7 @@ def _sum_up(
 
 
 def _solved(
-    places: Sequence[Store], manifest: Manifest, entry: FileEntry, number: int, sums: _Sums
+    places: Sequence[Ranges], manifest: Manifest, entry: FileEntry, number: int, sums: _Sums
 ) -> bytearray:
     """Return a share of the group at one chunk's place: a lost file, or a parity row."""
     group = sums.group

@@ -124,7 +124,7 @@ def test_a_folder_that_was_renamed_or_mixed_is_told(trainer):
 
 def test_the_command_for_a_lost_state_is_one_that_rebuilds_it(trainer):
     (trainer / "trainer_state.json").unlink()
-    wanted = f"resilient ckpt repair {trainer} --rebuild {trainer}-rebuilt"
+    wanted = f"resilient ckpt repair {trainer}"
     assert verdict(trainer).command == wanted
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 from damaging import CHECKPOINT, MODEL, PARITY, flip, keys_of, large, put, repair, saved
-from manifests import begin, save
+from manifests import begin, empty_manifest, save
 
 from resilient.errors import NothingToResume
 from resilient.format.digest import CHUNK_BYTES
+from resilient.format.manifest import PartEntry
+from resilient.format.names import CheckpointId
+from resilient.format.shard import HostFile
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.repair import carry_out_repair, plan_repair
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import committed
+from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.saving.write import write
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", None])
@@ -155,3 +160,33 @@ def test_a_checkpoint_that_is_let_go_meanwhile_is_not_brought_back():
     with pytest.raises(NothingToResume, match="was let go while it was repaired"):
         carry_out_repair(store, plan)
     assert store.objects == before
+
+
+def test_another_step_gives_back_what_did_not_change():
+    store = MemoryStore()
+    begin(store)
+    for step, number in ((6, 1), (7, 2)):
+        files = [HostFile("a.json", b"x" * CHUNK_BYTES + bytes([number]) * 9)]
+        parts = [PartEntry("state", "replicated", "a.json")]
+        checkpoint = CheckpointId(1, step)
+        receipt = write(store, checkpoint, 0, files, parts, 0)
+        commit(store, gather_receipts(empty_manifest(checkpoint), [receipt]))
+    whole = dict(store.objects)
+    flip(store, CHECKPOINT.key("a.json"), 5)
+    plan = repair(store)
+    assert [(one.file, one.source) for one in plan.fixes] == [("a.json", "checkpoint-6-g1")]
+    assert store.objects == whole
+    flip(store, CHECKPOINT.key("a.json"), CHUNK_BYTES + 3)
+    assert not repair(store).is_whole, "its last bytes are this step's own"
+
+
+def test_a_longer_file_is_promised_whole_only_if_its_first_bytes_are():
+    store = saved(0)
+    whole = dict(store.objects)
+    store.objects[MODEL] = whole[MODEL] + b"more"
+    assert repair(store).is_whole
+    assert store.objects == whole
+    store.objects[MODEL] = b"more" + whole[MODEL]
+    plan = repair(store)
+    assert [one.file for one in plan.losses] == ["model.r00000.safetensors"]
+    assert not plan.fixes

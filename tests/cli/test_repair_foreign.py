@@ -1,0 +1,71 @@
+"""What `ckpt repair` does with checkpoints of other tools, as transcripts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    run = shutil.copytree(GOLDEN / "gpt2_all" / "run", tmp_path / "run")
+    return Path(run) / "checkpoint-8"
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plan_is_shown_and_carried_out_only_when_it_is_asked_for(checkpoint, call, matches):
+    state = checkpoint / "trainer_state.json"
+    state.write_text(state.read_text()[:900])
+    before = contents(checkpoint.parent)
+    matches("repair-foreign", call("ckpt", "repair", checkpoint), checkpoint.parent)
+    assert contents(checkpoint.parent) == before
+    outcome = call("ckpt", "repair", checkpoint, "--apply", "--json")
+    matches("repair-foreign-json", outcome, checkpoint.parent)
+    made = checkpoint.parent / "repaired" / "checkpoint-8"
+    assert call("ckpt", "verify", made).status == 0
+    assert {
+        one: data for one, data in contents(checkpoint.parent).items() if one in before
+    } == before
+
+
+def test_another_copy_and_another_place_are_options(checkpoint, call, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (checkpoint / "model.safetensors").unlink()
+    options = ("--from", copy, "--out", tmp_path / "new", "--apply")
+    assert call("ckpt", "repair", checkpoint, *options).status == 0
+    assert call("ckpt", "verify", tmp_path / "new").status == 0
+    again = call("ckpt", "repair", checkpoint, *options)
+    assert again.status == 78
+    assert "is there already" in again.stderr
+
+
+def test_what_is_saved_of_a_hopeless_one_is_told(checkpoint, call, matches):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-40])
+    outcome = call("ckpt", "repair", checkpoint)
+    assert outcome.status == 1
+    matches("repair-foreign-saves", outcome, checkpoint.parent)
+    weights.write_bytes(b"")
+    outcome = call("ckpt", "repair", checkpoint, "--apply", "--json")
+    answer = json.loads(outcome.stdout)
+    assert (outcome.status, answer["done"], answer["target"]) == (1, False, None)
+
+
+def test_a_whole_one_needs_nothing(checkpoint, call):
+    outcome = call("ckpt", "repair", checkpoint, "--apply")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert "nothing to repair" in outcome.stdout
+    assert not (checkpoint.parent / "repaired").exists()
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path, call):
+    (tmp_path / "notes.txt").write_text("x")
+    assert call("ckpt", "repair", tmp_path).status == 65

@@ -1,0 +1,103 @@
+"""Defects of what mends checkpoints of other tools."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FILES = "tests/unit/mending/test_files.py"
+RUNS = "tests/unit/mending/test_runs.py"
+COPIES = "tests/unit/vault/test_repair_from_copies.py"
+
+MUTANTS = [
+    Mutant(
+        "a bit of much content is put back by chance",
+        "resilient/mending/bits.py",
+        "    if len(data) > BYTES_MAX:\n",
+        "    if False:\n",
+        f"{FILES} -k two_flipped",
+    ),
+    Mutant(
+        "a zip that was cut before its last member is called whole",
+        "resilient/mending/zips.py",
+        "    if not scan.has_all:\n",
+        "    if False:\n",
+        f"{FILES} -k lost_a_member",
+    ),
+    Mutant(
+        "a directory is written without the end that large files need",
+        "resilient/mending/zips.py",
+        "    return entries + end + locator + last\n",
+        "    return entries + last\n",
+        f"{FILES} -k directory_is_written",
+    ),
+    Mutant(
+        "a name twice in a header is dropped whatever it says",
+        "resilient/mending/files.py",
+        "        one != found[key] for key in doubles for one in doubles[key]\n",
+        "        False for key in doubles for one in doubles[key]\n",
+        f"{FILES} -k lose_doubles",
+    ),
+    Mutant(
+        "an index is made of slices that are damaged",
+        "resilient/mending/slices.py",
+        "        if not scan.has_all or not all(one.is_whole for one in scan.members):\n",
+        "        if not scan.has_all:\n",
+        f"{RUNS} -k damaged_or_another",
+    ),
+    Mutant(
+        "an index of another model is taken",
+        "resilient/mending/slices.py",
+        "            if held != kinds.get((fqn, offsets)):\n",
+        "            if False:\n",
+        f"{RUNS} -k damaged_or_another",
+    ),
+    Mutant(
+        "a schedule is of the step that it was made from",
+        "resilient/mending/schedules.py",
+        '    return {**theirs, **more, "last_epoch": each * step, "_last_lr": rates}\n',
+        '    return {**theirs, **more, "last_epoch": last, "_last_lr": rates}\n',
+        f"{RUNS} -k to_the_bit",
+    ),
+    Mutant(
+        "a schedule has the rates of the step that it was made from",
+        "resilient/mending/schedules.py",
+        '"last_epoch": each * step, "_last_lr": rates}\n',
+        '"last_epoch": each * step}\n',
+        f"{RUNS} -k to_the_bit",
+    ),
+    Mutant(
+        "files are taken from a copy of another checkpoint",
+        "resilient/mending/copies.py",
+        "    if doubtful or not wanted:\n",
+        "    if not wanted:\n",
+        f"{RUNS} -k only_if_it_is_the_same",
+    ),
+    Mutant(
+        "a history has steps that were not made yet",
+        "resilient/mending/states.py",
+        '    return [one for one in held if (whole(one.get("step")) or 0) <= step]\n',
+        "    return held\n",
+        f"{RUNS} -k later_step",
+    ),
+    Mutant(
+        "tensors that were cut are saved as whole",
+        "resilient/mending/salvage.py",
+        "at + end - begin <= size_bytes:\n",
+        "True:\n",
+        f"{RUNS} -k tensor_by_tensor",
+    ),
+    Mutant(
+        "a file that is longer is promised whole unseen",
+        "resilient/vault/health/repair.py",
+        "    if damage.chunks is None or damage.chunks:\n",
+        "    if True:\n",
+        f"{COPIES} -k longer_file",
+    ),
+    Mutant(
+        "another step is not asked for what did not change",
+        "resilient/vault/health/repair.py",
+        "    near = [*others, *siblings_of(store, manifest)] if found else []\n",
+        "    near = [*others]\n",
+        f"{COPIES} -k did_not_change",
+    ),
+]
