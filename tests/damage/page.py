@@ -36,6 +36,7 @@ BEYOND: dict[tuple[str, str], str] = {
 }
 """What cannot be seen, by layout and damage, with the reason."""
 _WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}
+_SAID_MAX = 160
 _HEAD = """# What is seen of damage
 
 Each damage was done to a checkpoint of each layout. In a cell stands what `ckpt verify` says of \
@@ -129,7 +130,7 @@ def _short(cell: Cell | None) -> str:
 
 def _safe(text: str) -> str:
     text = re.sub(r"[^\x20-\x7e]", "?", text.replace("|", "/"))
-    return text[:160]
+    return text if len(text) <= _SAID_MAX else text[:_SAID_MAX].rpartition(" ")[0]
 
 
 def read_page() -> dict[tuple[str, str], tuple[str, str]]:

@@ -33,8 +33,8 @@ MUTANTS = [
     Mutant(
         "a name twice in a header is dropped whatever it says",
         "resilient/mending/files.py",
-        "        one != found[key] for key in doubles for one in doubles[key]\n",
-        "        False for key in doubles for one in doubles[key]\n",
+        "        or any(one != found[key] for key in doubles for one in doubles[key])\n",
+        "",
         f"{FILES} -k lose_doubles",
     ),
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = [
         "resilient/mending/slices.py",
         "            if held != kinds.get((fqn, offsets)):\n",
         "            if False:\n",
-        f"{RUNS} -k damaged_or_another",
+        f"{RUNS} -k another_model",
     ),
     Mutant(
         "a schedule is of the step that it was made from",
@@ -96,8 +96,8 @@ MUTANTS = [
     Mutant(
         "another step is not asked for what did not change",
         "resilient/vault/health/repair.py",
-        "    near = [*others, *siblings_of(store, manifest)] if found else []\n",
-        "    near = [*others]\n",
+        "    near += siblings_of(store, manifest) if found else []\n",
+        "",
         f"{COPIES} -k did_not_change",
     ),
 ]

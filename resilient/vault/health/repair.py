@@ -151,7 +151,8 @@ def plan_repair(
     if manifest is None:
         return RepairPlan(checkpoint, None, None, (), (Loss(MANIFEST, "damaged, and no copy"),))
     found = [_with_first_bytes(store, manifest, one) for one in damages(store, manifest, "full")]
-    near = [*others, *siblings_of(store, manifest)] if found else []
+    near: list[Store | Sibling] = [*others]
+    near += siblings_of(store, manifest) if found else []
     left = {one.finding.file: _not_elsewhere(one, manifest, near) for one in found}
     losses = []
     for one in found:
@@ -193,7 +194,7 @@ def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = (
         return
     if plan.is_gone and not plan.is_whole:
         return
-    places = [store, *others, *siblings_of(store, manifest)]
+    places: list[Store | Sibling] = [store, *others, *siblings_of(store, manifest)]
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
             raise NothingToResume(

@@ -43,6 +43,7 @@ def beside(run, step):
     state = json.loads((other / STATE).read_text())
     state |= {"global_step": step, "epoch": state["epoch"] * step / 8}
     state["log_history"] = [one for one in state["log_history"] if one["step"] <= step]
+    state["log_history"] += [{"step": step, "epoch": state["epoch"], "loss": 1.0}]
     (other / STATE).write_text(json.dumps(state))
     schedule = torch.load(other / SCHEDULE)
     schedule |= {"last_epoch": step, "_step_count": step + 1, "_last_lr": [0.5, 0.5]}
@@ -168,10 +169,16 @@ def test_an_index_is_not_made_of_slices_that_are_damaged_or_another_model(tmp_pa
     assert "does not fit" in plan.refused[".metadata"]
     slices.write_bytes(whole)
     shutil.rmtree(other)
-    write_slices({"model": {"w": torch.ones(3)}}, other)
-    assert not plan_mending(str(path)).is_mended
-    shutil.rmtree(other)
     assert "stood in it alone" in plan_mending(str(path)).refused[".metadata"]
+
+
+def test_an_index_of_another_model_is_not_taken(tmp_path):
+    for step, shape in ((8, 3), (9, 4)):
+        write_slices({"model": {"w": torch.ones(shape)}}, tmp_path / f"step-{step}")
+    (tmp_path / "step-9" / ".metadata").unlink()
+    plan = plan_mending(str(tmp_path / "step-9"))
+    assert not plan.is_mended
+    assert "has no `model.w` at its place" in plan.refused[".metadata"]
 
 
 def test_another_copy_gives_what_is_damaged_and_only_if_it_is_the_same(run, tmp_path):
