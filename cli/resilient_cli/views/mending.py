@@ -43,7 +43,7 @@ def mending(plan: MendingPlan, target: Path, *, done: bool) -> Answer:
     rows += [(name, "LOST", follows, NONE) for name, follows in plan.losses.items()]
     rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
     table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))
-    blocks = (table, *_lines(plan, target, done=done))
+    blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, done=done))
     return Answer("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
 
