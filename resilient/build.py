@@ -80,6 +80,7 @@ class TrainOptions:
         target: script, or module if ``is_module``.
         arguments: the script's own, untouched.
         is_module: whether ``target`` is a module's name.
+        is_program: whether it is no Python, and run as it is.
         nproc_per_node: workers of this host: a number, ``cpu``, ``gpu`` or ``auto``.
         max_restarts: restarts after failures.
         rendezvous: where the nodes meet.
@@ -95,6 +96,7 @@ class TrainOptions:
     target: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    is_program: bool = False
     nproc_per_node: str = "1"
     max_restarts: int = 3
     rendezvous: RendezvousOptions = field(default_factory=RendezvousOptions)
@@ -151,9 +153,9 @@ def resolve(options: TrainOptions) -> Plan:
     conf: dict[str, Any] = _parse_conf(met.conf)
     if met.backend == "static":
         conf["rank"] = met.node_rank
-    module = ("-m",) if options.is_module else ()
+    kind = ("-m",) if options.is_module else ("--exec",) if options.is_program else ()
     return Plan(
-        command=("-u", str(_BOOTSTRAP), *module, options.target, *options.arguments),
+        command=("-u", str(_BOOTSTRAP), *kind, options.target, *options.arguments),
         nproc=_count_workers(options.nproc_per_node),
         nodes_min=nodes_min,
         nodes_max=nodes_max,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -9,6 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|w)")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_length(text: str) -> float | None:
+    """Return the seconds that ``30s``, ``10m``, ``2h``, ``1d`` or ``1w`` says; None for others."""
+    found = _LENGTH.fullmatch(text.strip().lower())
+    return float(found[1]) * _UNITS[found[2]] if found else None
 
 
 class Clock(Protocol):

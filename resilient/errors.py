@@ -28,6 +28,7 @@
     |- SaveFailed                       73   RES-SAVE-FAILED
     |  `- SaveAbandoned                 69   RES-SAVE-PEER
     |- Fenced                           80   RES-FENCED
+    |- WriterAlive                      80   RES-WRITER-ALIVE
     |- PeerFailed                       69   RES-PEER
     |- DeadlineExceeded                 69   RES-DEADLINE
     |- CrashLoop                        70   RES-CRASH-LOOP
@@ -233,6 +234,13 @@ class Fenced(ResilientError):
 
     exit_code = 80
     code = "RES-FENCED"
+
+
+class WriterAlive(ResilientError):
+    """A process that may write to the repository was seen alive; it was not shut out."""
+
+    exit_code = 80
+    code = "RES-WRITER-ALIVE"
 
 
 class PeerFailed(ResilientError):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +22,8 @@ from typer.core import TyperGroup
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
 from resilient.storage.urls import redacted_text
-from resilient_cli.render import Format, Output, show_error
+from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
+from resilient_cli.render import Format, Output, leave_the_pipe, show_error, speak_plainly
 from resilient_cli.tree import COMMANDS
 
 if TYPE_CHECKING:
@@ -122,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
+    speak_plainly(sys.stdout, sys.stderr)
+    within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
         status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
@@ -129,10 +134,15 @@ def _main(arguments: Sequence[str] | None) -> int:
     except _PARSER_ERROR as error:
         return _wrong_usage(error, output, given)
     except (KeyboardInterrupt, typer.Abort):
-        return EXIT_INTERRUPTED
+        status = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        leave_the_pipe()
+        status = 0
     except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback
         text = f"unexpected {type(error).__name__}: {error}"
-        return _fail(error, output, 1, "RES-ERROR", text, _debug_hint(given))
+        return _fail(error, output, 1, "RES-ERROR", text, _where_it_was(error))
+    finally:
+        WITHIN_SECONDS.reset(within)
     return status if isinstance(status, int) else 0
 
 
@@ -144,7 +154,9 @@ def _accept_global_options(command: Any) -> Any:
     """Add the global options to a command and to all below it, so that they go anywhere."""
     taken = {option for parameter in command.params for option in parameter.opts}
     for parameter in _global_parameters():
-        if taken.isdisjoint(parameter.opts):
+        # How patient a run is with its storage is said by its script.
+        is_of_others = command.name == "train" and parameter.name == "timeout"
+        if taken.isdisjoint(parameter.opts) and not is_of_others:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
         for below in getattr(command, "commands", {}).values():
@@ -163,15 +175,19 @@ def _global_parameters() -> list[Any]:
     return parameters
 
 
-def _global_options(
+def _global_options(  # noqa: PLR0913 - the global options
     *,
     output_format: Annotated[
         Format | None, typer.Option("--format", help="How to write the answer.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only ids, one per line.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("-v", "--debug", help="Show tracebacks.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Never use colours.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="30s", help="Ask storage again for so long; else for 60s.")
+    ] = "",
 ) -> None:
     """Declare the global options; Typer turns the signature into parameters."""
 
@@ -185,6 +201,10 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
         output.format = Format.JSON
     elif parameter.name == "no_color" and value:
         output.color = False
+    elif parameter.name == "no_input" and value:
+        output.asks = False
+    elif parameter.name == "timeout" and value:
+        WITHIN_SECONDS.set(seconds_of(value, "--timeout"))
     elif parameter.name in ("quiet", "debug") and value:
         setattr(output, parameter.name, True)
 
@@ -216,5 +236,13 @@ def _fail(
     return status
 
 
-def _debug_hint(given: Sequence[str]) -> str:
-    return "" if "--debug" in given else "run the same command with --debug for the traceback"
+def _where_it_was(error: BaseException) -> str:
+    """Keep the traceback of what nobody foresaw, and say where."""
+    text = redacted_text("".join(traceback.format_exception(error)))
+    try:
+        number, path = tempfile.mkstemp(prefix="resilient-", suffix=".log")
+        os.close(number)
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return "run the same command with --debug for the traceback"
+    return f"the traceback is in {path}; --debug shows it"

@@ -16,6 +16,9 @@ from resilient.storage.urls import protocol_of
 from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.generations import list_numbers
 from resilient.world.launch import read_storage_options
+from resilient_cli.lengths import WITHIN_SECONDS
+from resilient_cli.progress import Progress
+from resilient_cli.told import ToldFolder
 
 if TYPE_CHECKING:
     from resilient.layouts.values import Contents, Verdict
@@ -51,7 +54,8 @@ def is_foreign(url: str) -> bool:
         return True
     if protocol_of(url) == "file" and not os.path.isdir(url.removeprefix("file://")):  # noqa: PTH112
         return os.path.isfile(url)  # noqa: PTH113 - a URL is no Path
-    store = open_store(url, storage_options=read_storage_options(os.environ))
+    options = read_storage_options(os.environ)
+    store = open_store(url, within_seconds=WITHIN_SECONDS.get(), storage_options=options)
     return not committed(store) and not list_numbers(store)
 
 
@@ -89,7 +93,8 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
     if is_read:
         from resilient.comparison.proving import prove  # it needs numpy, which listing does not
 
-        proofs = prove(folder, listing, contents)
+        with Progress("reading") as told:
+            proofs = prove(ToldFolder(folder, told, sum(listing.sizes.values())), listing, contents)
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = judge(contents, folder.url)
     if verdict.answer == "no" and not verdict.command:

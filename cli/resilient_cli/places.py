@@ -16,6 +16,7 @@ from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient_cli.completing import complete_ref
+from resilient_cli.lengths import WITHIN_SECONDS
 from resilient_cli.render import Format
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def is_somebody_there(output: Output) -> bool:
         sys.stdin.isatty()
         and sys.stderr.isatty()
         and output.format is Format.HUMAN
+        and output.asks
         and not output.quiet
     )
 
@@ -67,7 +69,8 @@ def open_repository(place: str | None, repo: str | None) -> Store:
         raise UsageError(
             "no repository was named", hint="add its URL, or use --repo, or set RESILIENT_REPO"
         )
-    return open_store(url, storage_options=read_storage_options(os.environ))
+    options = read_storage_options(os.environ)
+    return open_store(url, within_seconds=WITHIN_SECONDS.get(), storage_options=options)
 
 
 def signing_of(*, is_required: bool) -> Signing:

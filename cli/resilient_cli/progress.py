@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from resilient.clock import SystemClock
-from resilient_cli.render import human_size
+from resilient_cli.render import columns_of, human_size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -59,6 +59,11 @@ class Progress:
         if self._is_terminal:
             filled = "#" * round(_WIDTH * share)
             line = f"{self._what} [{filled:<{_WIDTH}}] {sizes}"
+            columns = columns_of(self._stream)
+            # A line that goes on below itself cannot be taken back.
+            line = (
+                line if len(line) < columns or not columns else f"{self._what} {100 * share:.0f} %"
+            )
             self._stream.write("\r" + line.ljust(len(self._shown)))
             self._shown = line
         else:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
 from resilient.storage.urls import without_users
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _GAP = "  "
+_LAST_MIN = 20
+"""Columns that a last column must have left to be folded, and not its row to be stacked."""
 _KIBI = 1024
 _STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
 _STYLES |= {"danger": "31;1", "note": "2"}
@@ -35,12 +40,21 @@ class Format(StrEnum):
 
 @dataclass(slots=True)
 class Output:
-    """How the answer is wanted; the global options fill it in as they are met."""
+    """How the answer is wanted; the global options fill it in as they are met.
+
+    Attributes:
+        format: for whom.
+        quiet: only ids.
+        debug: tracebacks too.
+        color: unless conventions forbid it.
+        asks: whether a question may be asked.
+    """
 
     format: Format = Format.HUMAN
     quiet: bool = False
     debug: bool = False
     color: bool = True
+    asks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +101,31 @@ def show(answer: Answer, output: Output) -> None:
     elif output.format is Format.PLAIN:
         lines = _plain_lines(answer.blocks)
     else:
-        lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout))
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+        width = columns_of(sys.stdout)
+        lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout), width=width)
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        leave_the_pipe()
+
+
+def leave_the_pipe() -> None:
+    """Write to nowhere from here on: whoever read has enough, and what was done stays done."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def speak_plainly(*streams: TextIO) -> None:
+    """Let streams write what their encoding has not as escapes: a name must not end a command."""
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return how many columns a terminal has; 0 for what is none, where lines may be long."""
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
 
 
 def show_error(fields: Mapping[str, Any], output: Output) -> None:
@@ -153,8 +188,16 @@ def _plain_lines(blocks: Sequence[Table | Facts | str]) -> Iterator[str]:
         yield from ("\t".join(map(_printable, row)) for row in rows)
 
 
-def _human_lines(blocks: Sequence[Table | Facts | str], *, colored: bool) -> Iterator[str]:
-    """Yield the lines of all blocks, a blank one before each table but the first."""
+def _human_lines(
+    blocks: Sequence[Table | Facts | str], *, colored: bool, width: int = 0
+) -> Iterator[str]:
+    """Yield the lines of all blocks, a blank one before each table but the first.
+
+    Args:
+        blocks: of an answer.
+        colored: whether words of a state get their colours.
+        width: columns of the terminal; 0 for as many as are wanted.
+    """
     shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
     for number, block in enumerate(shown):
         if isinstance(block, str):
@@ -163,19 +206,55 @@ def _human_lines(blocks: Sequence[Table | Facts | str], *, colored: bool) -> Ite
         if number and isinstance(block, Table):
             yield ""
         rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
-        yield from _aligned(rows, colored=colored)
+        clean = [[_printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        if not width or before + widths[-1] <= width:
+            yield from _aligned(clean, widths, colored=colored)
+        elif before + _LAST_MIN <= width or isinstance(block, Facts):
+            yield from _wrapped(clean, widths, max(width - before, 1), colored=colored)
+        else:
+            yield from _stacked(clean, width, colored=colored)
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], *, colored: bool) -> Iterator[str]:
+def _aligned(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], *, colored: bool
+) -> Iterator[str]:
     """Yield rows with every column but the last padded to its widest cell."""
-    clean = [[_printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
-    for row in clean:
+    for row in rows:
         padded = (
             _paint(cell, colored=colored) + " " * (width - len(cell))
             for cell, width in zip(row, widths, strict=True)
         )
         yield _GAP.join(padded).rstrip()
+
+
+def _wrapped(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], room: int, *, colored: bool
+) -> Iterator[str]:
+    """Yield rows whose last column goes on below itself; what can be copied is never cut."""
+    for *head, last in rows:
+        first, *more = _folded(last, room)
+        yield from _aligned([[*head, first]], [*widths[:-1], 0], colored=colored)
+        indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
+        yield from (indent + line for line in more)
+
+
+def _stacked(rows: Sequence[Sequence[str]], width: int, *, colored: bool) -> Iterator[str]:
+    """Yield each row as a list of its own: a terminal that is too narrow for the columns."""
+    names, *values = rows
+    widest = max(map(len, names))
+    for number, row in enumerate(values):
+        if number:
+            yield ""
+        pairs = [pair for pair in zip(names, row, strict=True) if pair[1]]
+        room = max(width - widest - len(_GAP), 1)
+        yield from _wrapped(pairs, [widest, 0], room, colored=colored)
+
+
+def _folded(text: str, room: int) -> list[str]:
+    wrapped = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return wrapped or [""]
 
 
 def _printable(cell: str) -> str:

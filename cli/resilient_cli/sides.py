@@ -6,11 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from resilient.comparison import ours, theirs
+from resilient.errors import IntegrityError
 from resilient.format.names import parse_checkpoint
+from resilient.layouts.plain import ALONE
 from resilient.layouts.weights import SAFE, TORCH
+from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
-from resilient_cli.foreign import is_foreign, opened
+from resilient_cli.foreign import is_foreign, look, opened
 from resilient_cli.places import open_repository
 
 if TYPE_CHECKING:
@@ -38,6 +41,29 @@ def side_at(ref: str, place: str | None, repo: str | None) -> Side:
         return _ours(tail, head or ".")
     found = opened(ref) if is_foreign(ref) else None
     return _ours("latest", ref) if found is None else theirs.side_of(*found)
+
+
+def require_whole(side: Side) -> None:
+    """Read every byte of a checkpoint once, and hold it against what its tool says of it.
+
+    Raises:
+        IntegrityError: something is damaged; the message names the first.
+        StoreError: it could not be read.
+    """
+    if side.layout == ours.LAYOUT:
+        place, _, name = side.url.rpartition("/")
+        checkpoint = parse_checkpoint(name)
+        store = open_repository(place, None)
+        found = verify(store, checkpoint) if checkpoint else []
+        wrong = [f"{one.file} {one.problem}" for one in found if one.severity == "damaged"]
+        hint = f"resilient ckpt repair {name} {place}"
+    else:
+        looked = look(side.url, is_read=True)
+        problems = looked.contents.problems if looked else ()
+        wrong = [f"{it.place}: {it.what}" for it in problems if it.is_fatal and it.what != ALONE]
+        hint = f"resilient ckpt verify {side.url}"
+    if wrong:
+        raise IntegrityError(f"{side.url} is damaged: {wrong[0]}", key=side.url, hint=hint)
 
 
 def _is_path(ref: str, repository: str | None) -> bool:

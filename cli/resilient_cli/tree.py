@@ -75,6 +75,11 @@ _CKPT = {
         "reflog",
         "List the lives of the run, and why each began.",
     ),
+    "unlock": LazyCommand(
+        "resilient_cli.commands.unlocking",
+        "unlock",
+        "Say who may write, and shut out whoever should not.",
+    ),
     "tag": LazyCommand("resilient_cli.commands.keeping", "tag", "Give a checkpoint a name."),
     "untag": LazyCommand("resilient_cli.commands.keeping", "untag", "Take a name away."),
     "prune": LazyCommand("resilient_cli.commands.keeping", "prune", "Delete what no policy keeps."),
@@ -83,7 +88,7 @@ _CKPT = {
         "resilient_cli.commands.exchanging", "cp", "Copy a checkpoint to another repository."
     ),
     "export": LazyCommand(
-        "resilient_cli.commands.exchanging", "export", "Write a checkpoint for Transformers."
+        "resilient_cli.commands.exchanging", "export", "Write a checkpoint for other tools."
     ),
     "import": LazyCommand(
         "resilient_cli.commands.exchanging", "import_", "Take over a checkpoint of Transformers."
@@ -111,14 +116,14 @@ COMMANDS = {
             **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
             "--local-ranks-filter": _LOGS,
             **dict.fromkeys(("--role", "--start-method", "--event-log-handler"), _LEAVE_OUT),
-            **dict.fromkeys(("--no-python", "--run-path", "--virtual-local-rank"), _LEAVE_OUT),
+            **dict.fromkeys(("--run-path", "--virtual-local-rank"), _LEAVE_OUT),
             **dict.fromkeys(("--numa-binding", "--signals-to-handle"), _LEAVE_OUT),
         },
     ),
     "ckpt": LazyCommand(
         "",
         "",
-        "List, inspect, compare, verify, repair, rewind, sign, tag, prune, copy and exchange.",
+        "List, inspect, compare, verify, repair, rewind, unlock, sign, tag, prune, copy, exchange.",
         commands=_CKPT,
     ),
     "audit": LazyCommand(

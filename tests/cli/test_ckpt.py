@@ -207,3 +207,29 @@ def test_reading_changes_nothing(repo, call):
     for arguments in (("ls",), ("inspect", "latest"), ("verify", "--all", "--level", "deep")):
         call("ckpt", *arguments, "--repo", repo)
     assert {one: one.stat().st_mtime_ns for one in repo.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (("--last", "2"), ["checkpoint-35-g2", "checkpoint-25-g2"]),
+        (("--state", "abandoned"), ["checkpoint-30-g1"]),
+        (("--state", "abandoned", "--state", "damaged"), ["checkpoint-30-g1", "checkpoint-20-g1"]),
+        (("--state", "ok", "--last", "1"), ["checkpoint-35-g2"]),
+        (("--tag", "release"), ["checkpoint-10-g1"]),
+        (("--tag", "release", "--state", "damaged"), []),
+    ],
+)
+def test_what_is_listed_can_be_chosen_and_what_resumes_is_of_all(options, shown, repo, call):
+    flip = repo / "checkpoint-20-g1" / "model.r00000.safetensors"
+    flip.unlink()
+    call("ckpt", "tag", "step:10", "release", repo)
+    everything = json.loads(call("ckpt", "ls", repo, "--json").stdout)
+    found = json.loads(call("ckpt", "ls", repo, *options, "--json").stdout)
+    assert [one["id"] for one in found["checkpoints"]] == shown
+    assert call("ckpt", "ls", repo, *options, "-q").stdout.split() == shown
+    assert found["hidden"] == 5 - len(shown)
+    assert found["resume"] == everything["resume"]
+    assert found["size_bytes"] == everything["size_bytes"]
+    said = call("ckpt", "ls", repo, *options).stdout
+    assert f"{len(shown)} shown, {5 - len(shown)} not chosen." in said

@@ -44,6 +44,7 @@ EXIT_CODES = {
     "SaveFailed": (73, "RES-SAVE-FAILED"),
     "SaveAbandoned": (69, "RES-SAVE-PEER"),
     "Fenced": (80, "RES-FENCED"),
+    "WriterAlive": (80, "RES-WRITER-ALIVE"),
     "PeerFailed": (69, "RES-PEER"),
     "DeadlineExceeded": (69, "RES-DEADLINE"),
     "CrashLoop": (70, "RES-CRASH-LOOP"),
@@ -110,6 +111,47 @@ def test_an_unexpected_error_is_short_without_debug_and_a_traceback_with_it(fail
     assert "Traceback" not in brief.stderr
     assert "unexpected ZeroDivisionError: by zero" in brief.stderr
     assert "Traceback" in failing(ZeroDivisionError("by zero"), "--debug").stderr
+
+
+def test_a_traceback_that_nobody_asked_for_is_kept_and_its_place_told(
+    failing, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = failing(ZeroDivisionError("no s3://me:secret@host/run")).stderr
+    (path,) = tmp_path.iterdir()
+    assert f"hint: the traceback is in {path}" in told
+    kept = path.read_text(encoding="utf-8")
+    assert "Traceback" in kept
+    assert "secret" not in kept
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
+    assert "with --debug for the traceback" in failing(ZeroDivisionError("by zero")).stderr
+
+
+def test_the_timeout_is_of_the_one_command(tmp_path, call):
+    from resilient_cli.lengths import WITHIN_SECONDS
+
+    write_usual_run(tmp_path / "run")
+    before = WITHIN_SECONDS.get()
+    assert call("ckpt", "ls", tmp_path / "run", "--timeout", "5s").status == 0
+    assert WITHIN_SECONDS.get() == before
+    assert call("ckpt", "ls", tmp_path / "run", "--timeout", "5").status == 2
+    assert "--timeout" not in call("train", "--help").stdout
+
+
+def test_the_timeout_is_how_long_storage_is_asked_again(call, monkeypatch):
+    from resilient_cli import places
+
+    asked = []
+
+    def open_nothing(url, **options):
+        asked.append((url, options["within_seconds"]))
+        raise resilient.errors.StoreUnavailable("no answer")
+
+    monkeypatch.setattr(places, "open_store", open_nothing)
+    for arguments in (("--timeout", "2m", "ckpt", "ls", "s3://b/r"), ("ckpt", "ls", "s3://b/r")):
+        assert call(*arguments).status == 69
+    assert asked == [("s3://b/r", 120.0), ("s3://b/r", 60.0)]
 
 
 def test_an_interrupt_is_130(failing):

@@ -144,3 +144,16 @@ def test_in_front_of_a_terminal_the_plan_is_shown_and_asked_about(answer, status
     assert "Delete 4?" in asked
     assert "checkpoint-10-g1  -" in out
     assert len(names(repo)) == left
+
+
+def test_weeks_months_years_and_a_length_are_policies(repo, call):
+    for option in ("--keep-weekly", "--keep-monthly", "--keep-yearly"):
+        plan = call("ckpt", "prune", repo, option, "1", "--dry-run", "--json")
+        kept = json.loads(plan.stdout)["kept"]
+        assert "checkpoint-35-g2" in [one["id"] for one in kept]
+        assert any("the newest of" in why for one in kept for why in one["reasons"]), option
+    plan = call("ckpt", "prune", repo, "--keep-within", "1m", "--dry-run", "--json")
+    kept = [one["id"] for one in json.loads(plan.stdout)["kept"]]
+    assert kept == ["checkpoint-35-g2", "checkpoint-25-g2"]
+    wrong = call("ckpt", "prune", repo, "--keep-within", "soon", "--yes")
+    assert (wrong.status, "`keep_within`='soon'" in wrong.stderr) == (78, True)

@@ -95,3 +95,33 @@ def test_a_metrics_file_that_cannot_be_written_is_told_before_anything_starts(ca
     ended = call("train", "--metrics-file", script / "run.prom", script)
     assert ended.status == 78
     assert "--metrics-file: cannot write" in ended.stderr
+
+
+def test_a_program_that_is_no_python_is_run_as_it_is(call, script, tmp_path):
+    ended = call("train", "--dry-run", "--json", "--no-python", "sh", "-c", "true")
+    assert ended.status == 0, ended.stderr
+    assert json.loads(ended.stdout)["command"].endswith("bootstrap.py --exec sh -c true")
+    for options, status, why in (
+        (("--no-python", tmp_path / "no"), 66, "no program"),
+        (("--no-python", script), 66, "no program"),
+        (("-m", "--no-python", "sh"), 2, "-m contradicts --no-python"),
+    ):
+        ended = call("train", "--dry-run", *options)
+        assert (ended.status, why in ended.stderr) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "status"),
+    [(75, (), 75), (75, ("--requeue-exit-code", "99"), 99), (70, ("--requeue-exit-code", "99"), 70),
+     (0, ("--requeue-exit-code", "99"), 0)],
+)  # fmt: skip
+def test_other_schedulers_call_requeue_by_another_number(
+    code, options, status, call, script, monkeypatch
+):
+    monkeypatch.setattr("resilient.build.supervise", lambda _options: code)
+    assert call("train", *options, script).status == status
+
+
+@pytest.mark.parametrize("code", ["0", "256", "-1"])
+def test_a_number_that_no_process_can_end_with_is_refused(code, call, script):
+    assert call("train", "--dry-run", "--requeue-exit-code", code, script).status == 2

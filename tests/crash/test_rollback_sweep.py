@@ -1,4 +1,4 @@
-"""Crash before and after every store operation of a rollback and of an undo, and let every one
+"""Crash before and after every store operation of a rollback, an undo and an unlock, and let each
 of them fail; then what must hold, and the same command again.
 """
 
@@ -19,6 +19,7 @@ from resilient.vault.registry import commit
 from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import check_fence, list_numbers
 from resilient.vault.rollback import plan_rollback, plan_undo, travel
+from resilient.vault.writers import shut_out
 
 CLOCK = SystemClock()
 TARGET, NEWEST = CheckpointId(1, 2), CheckpointId(2, 4)
@@ -54,9 +55,14 @@ def undo(store) -> None:
     travel(store, plan_undo(store), CLOCK)
 
 
+def unlock(store) -> None:
+    shut_out(store, CLOCK)
+
+
 COMMANDS = {
     "rollback": (history, go_back, NEWEST, TARGET),
     "undo": (rolled_back, undo, TARGET, NEWEST),
+    "unlock": (history, unlock, NEWEST, NEWEST),
 }
 
 

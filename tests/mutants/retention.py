@@ -14,6 +14,27 @@ FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
+        "weeks are counted by the year that a day is in",
+        "resilient/vault/registry/planning.py",
+        '"%G-W%V"',
+        '"%Y-W%V"',
+        f"{PLANNING} -k weeks_months",
+    ),
+    Mutant(
+        "within is counted from the newest of all, also one that was left",
+        "resilient/vault/registry/planning.py",
+        "(moments[one] for one in known.line if one in moments)",
+        "iter(sorted(moments.values(), reverse=True))",
+        f"{PLANNING} -k within",
+    ),
+    Mutant(
+        "a policy of weeks reads no manifest",
+        "resilient/vault/registry/retention.py",
+        "return bool(self.keep_best or self.keep_within or calendar)",
+        "return bool(self.keep_best or self.keep_daily)",
+        f"{PRUNE} -k weeks",
+    ),
+    Mutant(
         "what killed saves left stays for ever where nothing is let go",
         "resilient/vault/rotation/rotate.py",
         "if retention.is_empty and not sweeps:",

@@ -11,6 +11,10 @@ TRAVEL = "resilient/vault/rollback.py"
 MIRROR = "resilient/vault/mirror.py"
 MIRRORING = "tests/unit/vault/test_mirroring.py"
 BISECT = "tests/cli/test_bisect.py"
+WRITERS = "resilient/vault/writers.py"
+SHUT = "tests/unit/vault/test_shutting_out.py"
+WITNESS = "cli/resilient_cli/witness.py"
+UNLOCK = "tests/cli/test_unlocking.py"
 
 MUTANTS = [
     Mutant(
@@ -168,5 +172,55 @@ MUTANTS = [
         'if one.severity == "damaged"]',
         "if False]",
         BISECT,
+    ),
+    Mutant(
+        "to shut a writer out abandons what it saved a moment before",
+        WRITERS,
+        "        head = _resume_below(store, first)\n",
+        "        head = head if first else _resume_below(store, first)\n",
+        f"{SHUT} -k a_moment_before",
+    ),
+    Mutant(
+        "to shut a writer out claims no life",
+        WRITERS,
+        "        first = first or life.number\n",
+        "        first = first or life.number\n"
+        "        store.delete(f'generations/g{life.number:06d}.json')\n",
+        f"{SHUT} -k fenced",
+    ),
+    Mutant(
+        "a life that lost its record is nobody's",
+        WRITERS,
+        "        by_command = self.record is not None and self",
+        "        by_command = self.record is None or self",
+        f"{SHUT} -k damaged_record",
+    ),
+    Mutant(
+        "what a life by command left unfinished is not seen",
+        WRITERS,
+        " and not self.unfinished\n",
+        "\n",
+        f"{SHUT} -k saves_all_the_same",
+    ),
+    Mutant(
+        "a writer that lives is shut out without a word",
+        "cli/resilient_cli/commands/unlocking.py",
+        "    if acts and is_alive and not force:\n",
+        "    if acts and is_alive and force:\n",
+        f"{UNLOCK} -k lives_here",
+    ),
+    Mutant(
+        "a launcher that ended long ago answers for a life that began later elsewhere",
+        WITNESS,
+        "    if agent.host != writer.record.host:\n        return False\n",
+        "",
+        f"{UNLOCK} -k somebody_else",
+    ),
+    Mutant(
+        "a machine that is silent is dead",
+        WITNESS,
+        "    return Testimony(State.UNKNOWN, why, agent, told_ms)\n",
+        "    return Testimony(State.DEAD, why, agent, told_ms)\n",
+        f"{UNLOCK} -k elsewhere",
     ),
 ]

@@ -21,6 +21,9 @@ RETENTIONS = st.builds(
     keep_every=NUMBER,
     keep_hourly=NUMBER,
     keep_daily=NUMBER,
+    keep_weekly=NUMBER,
+    keep_monthly=NUMBER,
+    keep_within=st.none() | st.sampled_from(("30m", "1h", "1d")),
 )
 MOMENTS = st.builds("2026-01-0{}T0{}:30:00.000Z".format, st.integers(1, 4), st.integers(0, 3))
 METRICS = st.dictionaries(
@@ -48,9 +51,10 @@ def repositories(draw):
 
 def policies(retention):
     """Split a retention in its single policies."""
-    names = ("keep_last", "keep_every", "keep_hourly", "keep_daily")
+    names = ("keep_last", "keep_every", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
     given_ones = {name: getattr(retention, name) for name in names}
     single = [Retention(**{name: value}) for name, value in given_ones.items() if value]
+    single += [Retention(keep_within=retention.keep_within)] * bool(retention.keep_within)
     return single + [Retention(keep_best=(one,)) for one in retention.keep_best]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from resilient.clock import SystemClock
-from resilient.errors import UsageError
+from resilient.errors import IncompatibleCheckpoint
 from resilient.vault.mirror import copy_over, plan_copy
 from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
@@ -21,9 +21,12 @@ from resilient_cli.views.exchange import copied, exported, imported
 
 
 class Kind(enum.StrEnum):
-    """Whose checkpoint."""
+    """What to write."""
 
     HF = "hf"
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
 
 
 def cp(
@@ -84,22 +87,54 @@ def export(
     repo: Repo = None,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A folder that is new.")],
-    kind: Annotated[Kind, typer.Option("--format", help="Whose: hf (Transformers).")] = Kind.HF,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            "--format",
+            help="hf: all that Transformers goes on with. safetensors, torch, dcp: weights "
+            "and moments, by name.",
+        ),
+    ] = Kind.HF,
 ) -> None:
-    """Write a checkpoint as Hugging Face's Trainer keeps it, for its resume_from_checkpoint.
+    """Write a checkpoint for other tools, each byte proved; the folder appears when it is whole.
 
-    Model, optimizer, schedule, random state and trainer_state.json; the configuration and the
-    tokenizer if the model has them. The folder appears when it is whole.
+    hf is what Hugging Face's Trainer keeps, for its resume_from_checkpoint: model, optimizer,
+    schedule, random state and trainer_state.json, of a checkpoint of our trainer. The others take
+    a checkpoint of any tool, as `ckpt diff` does, and give its tensors whole, whatever cut them:
+    model.safetensors and optimizer.safetensors, one checkpoint.pt for torch.load, or a folder of
+    torch.distributed.checkpoint.
 
     Example: resilient ckpt export latest runs/gpt2 --format hf --out theirs/checkpoint-500
+
+    Example: resilient ckpt export out/global_step500 --format safetensors --out weights
     """
+    if kind is not Kind.HF:
+        _export_plainly(ctx, (ref or "latest", place, repo), out, kind)
+        return
     from resilient.train.interop.exporting import export_checkpoint
 
     ref, place = ref_and_place(ref, place, repo)
     store = open_repository(place, repo)
-    url = place or repo
-    if not url or kind is not Kind.HF:
-        raise UsageError("no repository was named", hint="resilient ckpt export --help")
     options = read_storage_options(os.environ)
+    url = place or repo or ""
     checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
-    show(exported(store.url, str(out), checkpoint), output_of(ctx))
+    show(exported(store.url, str(out), checkpoint.folder), output_of(ctx))
+
+
+def _export_plainly(
+    ctx: typer.Context, where: tuple[str, str | None, str | None], out: Path, kind: Kind
+) -> None:
+    from resilient.layouts.values import Unreadable
+    from resilient.train.interop.plainly import Plainly, export_plainly
+    from resilient_cli.sides import require_whole, side_at
+
+    side = side_at(*where)
+    require_whole(side)
+    try:
+        with Progress("writing") as told:
+            export_plainly(side, out, Plainly(kind.value), told)
+    except Unreadable as error:
+        raise IncompatibleCheckpoint(
+            f"{side.url} cannot be written so: {error}", hint=f"resilient ckpt inspect {side.url}"
+        ) from error
+    show(exported(side.url, str(out), side.name), output_of(ctx))

@@ -86,6 +86,19 @@ def prune(  # noqa: PLR0913 - the options of a command
     keep_daily: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N days (UTC).")
     ] = None,
+    keep_weekly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N weeks (ISO 8601).")
+    ] = None,
+    keep_monthly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N months (UTC).")
+    ] = None,
+    keep_yearly: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keep the newest of N years (UTC).")
+    ] = None,
+    keep_within: Annotated[
+        str | None,
+        typer.Option(metavar="2d", help="Keep what was saved within this of the newest."),
+    ] = None,
     keep_tag: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Keep what has this tag; any tag does.")
     ] = None,
@@ -113,6 +126,10 @@ def prune(  # noqa: PLR0913 - the options of a command
         keep_every=keep_every,
         keep_hourly=keep_hourly,
         keep_daily=keep_daily,
+        keep_weekly=keep_weekly,
+        keep_monthly=keep_monthly,
+        keep_yearly=keep_yearly,
+        keep_within=keep_within,
         keep_tags=tuple(keep_tag or ()),
         verify_before_rotate="quick" if level is Level.QUICK else "full",
         rolled_back="none" if forget_undo else "undo",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
-import typer  # noqa: TC002 - Typer reads the annotations when it runs
+import typer
 
 from resilient.clock import SystemClock
 from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
@@ -23,19 +24,53 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient_cli.survey import Survey
 
 
-def ls(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
+class State(StrEnum):
+    """What STATE may say."""
+
+    OK = "ok"
+    WARNING = "warning"
+    DAMAGED = "damaged"
+    ABANDONED = "abandoned"
+
+
+def ls(
+    ctx: typer.Context,
+    place: Place = None,
+    repo: Repo = None,
+    *,
+    last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is chosen.")
+    ] = None,
+    state: Annotated[list[State] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only what has one of these tags.")
+    ] = None,
+) -> None:
     """List checkpoints, newest first, and the lives of the run that wrote them.
 
     STATE is ok when every file is present with its full size, DAMAGED when not, and abandoned
     when a later life began from an older checkpoint. `ckpt verify` reads the content too.
 
-    Example: resilient ckpt ls s3://bucket/run
+    Options choose which are shown; what a resume would take, and all sizes, are of all of them.
+
+    Example: resilient ckpt ls s3://bucket/run --state damaged
     """
     store = open_repository(place, repo)
     found = listed(store, committed_of(store))
-    show(listing(found, SystemClock().now_iso()), output_of(ctx))
+    wanted = _chosen(found, {one.value for one in state or ()}, set(tag or ()))[:last]
+    show(listing(found, SystemClock().now_iso(), wanted), output_of(ctx))
+
+
+def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:
+    return [
+        one
+        for one in found.surveys
+        if not states or found.state(one).lower() in states
+        if not tags or tags.intersection(found.tags_on(one.checkpoint))
+    ]
 
 
 def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.agent.outputs.reading import Reader, find_sources
-from resilient.clock import SystemClock
+from resilient.clock import SystemClock, parse_length
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient_cli.places import output_of
+from resilient_cli.render import leave_the_pipe
 from resilient_cli.views.logs import line_of
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ Follow = Annotated[
 ]
 
 _POLL_SECONDS = 0.2
-_AGO = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d)")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def logs(  # noqa: PLR0913 - the options of a command
@@ -85,8 +82,7 @@ def logs(  # noqa: PLR0913 - the options of a command
             clock.sleep(_POLL_SECONDS)
             write(reader.read_on(_chosen(find_sources(run), rank, attempt)))
     except BrokenPipeError:
-        # Whoever read has enough; what is still in the buffer must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_the_pipe()
 
 
 def _chosen(sources: Sequence[Source], rank: int | None, attempt: int | None) -> list[Source]:
@@ -114,11 +110,10 @@ def _since(text: str, now: str) -> str:
     Raises:
         UsageError: it is neither a length nor a time.
     """
-    ago = _AGO.fullmatch(text.strip().lower())
+    ago = parse_length(text)
     try:
-        if ago:
-            length = timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
-            moment = datetime.fromisoformat(now) - length
+        if ago is not None:
+            moment = datetime.fromisoformat(now) - timedelta(seconds=ago)
         else:
             moment = datetime.fromisoformat(text)
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)

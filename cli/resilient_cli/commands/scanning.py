@@ -11,7 +11,9 @@ from resilient.layouts.scanning import Risk, scan
 from resilient.storage.folder import open_folder
 from resilient.world.launch import read_storage_options
 from resilient_cli.places import output_of
+from resilient_cli.progress import Progress
 from resilient_cli.render import show
+from resilient_cli.told import ToldFolder
 from resilient_cli.views.scanning import scanned
 
 HARM_FOUND = 1
@@ -29,8 +31,9 @@ def scan_(
 
     Example: resilient ckpt scan downloads/model
     """
-    folder = open_folder(path, read_storage_options(os.environ))
-    listing = folder.list()
-    found = scan(folder, listing)
+    with Progress("reading") as told:
+        folder = ToldFolder(open_folder(path, read_storage_options(os.environ)), told)
+        listing = folder.list()
+        found = scan(folder, listing)
     show(scanned(folder.url, listing, found), output_of(ctx))
     return HARM_FOUND if any(one.risk is not Risk.NOTE for one in found) else 0

@@ -6,7 +6,7 @@ import typer  # noqa: TC002 - Typer reads the annotations when it runs
 
 from resilient.errors import ConfigError, IntegrityError
 from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.catalog import folders_of, read_manifest
 from resilient.vault.registry.references import resolve
 from resilient.vault.registry.signing import Signature, digests_stored, put_signature
 from resilient_cli.places import (
@@ -18,7 +18,9 @@ from resilient_cli.places import (
     ref_and_place,
     signing_of,
 )
+from resilient_cli.progress import Progress
 from resilient_cli.render import Answer, Facts, show
+from resilient_cli.told import ToldStore
 
 
 def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = None) -> None:
@@ -38,7 +40,10 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
     ref, place = ref_and_place(ref, place, repo)
     store = open_repository(place, repo)
     checkpoint = resolve(store, ref or "latest")
-    damage = [one for one in verify(store, checkpoint) if one.severity == "damaged"]
+    with Progress("reading") as told:
+        of_bytes = sum(folders_of(store).get(checkpoint, {}).values())
+        reader = ToldStore(store, told, of_bytes)
+        damage = [one for one in verify(reader, checkpoint) if one.severity == "damaged"]
     if damage:
         raise IntegrityError(
             f"cannot sign {checkpoint}: `{damage[0].file}` is damaged: {damage[0].problem}",

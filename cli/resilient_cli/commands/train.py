@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.accounting.every import parse_every
-from resilient.errors import ConfigError, ScriptNotFound
+from resilient.errors import ConfigError, Preempted, ScriptNotFound, UsageError
 from resilient.format.signature import Signing
 from resilient.storage.urls import without_users
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
@@ -118,6 +119,16 @@ MetricsFile = Annotated[
 ]
 MetricsInterval = Annotated[float, _option("Seconds between two writes of that file.", min=1)]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
+NoPython = Annotated[bool, _option("SCRIPT is a program, which is run as it is.", "--no-python")]
+RequeueExitCode = Annotated[
+    int,
+    _option(
+        "End with this code instead of 75: 99 for Grid Engine, 85 for HTCondor.",
+        "--requeue-exit-code",
+        min=1,
+        max=255,
+    ),
+]
 Warm = Annotated[
     bool,
     _option(
@@ -157,6 +168,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     arguments: Arguments = None,
     *,
     module: Module = False,
+    no_python: NoPython = False,
     repo: Repo = "",
     resume: Resume = "auto",
     every: Every = "",
@@ -177,6 +189,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     metrics_host: MetricsHost = "127.0.0.1",
     metrics_file: MetricsFile = "",
     metrics_interval: MetricsInterval = 15.0,
+    requeue_exit_code: RequeueExitCode = Preempted.exit_code,
     dry_run: DryRun = False,
     warm: Warm = True,
     monitor_interval: Interval = 0.1,
@@ -205,8 +218,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.agent.metrics.wishes import MetricsWishes, parse_port
     from resilient.agent.verdict.history import Limits
 
-    if not module and not Path(script).is_file():
-        raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
+    _require_target(script, is_module=module, is_program=no_python)
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
     Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
@@ -221,6 +233,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         target=script,
         arguments=tuple(arguments or ()),
         is_module=module,
+        is_program=no_python,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
         rendezvous=build.RendezvousOptions(*meet, node_rank, master_addr, master_port, local_addr),
@@ -241,7 +254,23 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     if dry_run:
         show(_answer(build.resolve(options), options), ctx.find_root().obj)
         return
-    raise typer.Exit(build.supervise(options))
+    code = build.supervise(options)
+    raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
+
+
+def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
+    """Refuse what cannot be run before anything starts.
+
+    Raises:
+        ScriptNotFound: it is not there.
+        UsageError: it is to be two things.
+    """
+    if is_module and is_program:
+        raise UsageError("-m contradicts --no-python", hint="give one of them")
+    if is_program and shutil.which(script) is None:
+        raise ScriptNotFound(f"no program `{script}`", hint="name its path, or look at PATH")
+    if not is_module and not is_program and not Path(script).is_file():
+        raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
 
 
 def _parse_number(text: str, option: str) -> int | None:

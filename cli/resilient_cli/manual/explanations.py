@@ -195,6 +195,12 @@ EXPLANATIONS = {
         "The newer life's work is untouched, and this one writes nothing more.",
         (_LS, "end one of the two jobs"),
     ),
+    "RES-WRITER-ALIVE": Explanation(
+        "`resilient ckpt unlock --yes` was to shut out whatever writes to the repository, and a "
+        "process that may do so lives: the message says which, and how that is known.",
+        "Nothing was changed; the run goes on.",
+        ("resilient stop RUN", "resilient ckpt unlock REPO --yes --force loses its unsaved steps"),
+    ),
     "RES-PEER": Explanation(
         "Another rank could not do its part. The message names the rank that failed first.",
         _OLDER,

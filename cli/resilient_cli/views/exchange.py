@@ -43,8 +43,8 @@ def imported(url: str, source: str, checkpoint: CheckpointId) -> Answer:
     return Answer("ckpt.import", "import", document, (said,), (checkpoint.folder,))
 
 
-def exported(url: str, target: str, checkpoint: CheckpointId) -> Answer:
+def exported(url: str, target: str, name: str) -> Answer:
     """Return the answer of ``ckpt export``."""
-    document = {"repository": url, "id": checkpoint.folder, "folder": target}
-    said = f"{checkpoint} of {url} is in {target}."
+    document = {"repository": url, "id": name, "folder": target}
+    said = f"{name} of {url} is in {target}."
     return Answer("ckpt.export", "export", document, (said,), (target,))

@@ -69,13 +69,21 @@ class Listing:
         return "abandoned" if abandoned and survey.intact else survey.state
 
 
-def listing(found: Listing, now: str) -> Answer:
-    """Return the answer of ``ckpt ls``."""
+def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) -> Answer:
+    """Return the answer of ``ckpt ls``.
+
+    Args:
+        found: everything.
+        now: for ages.
+        wanted: the checkpoints to show; None for all.
+    """
+    shown = found.surveys if wanted is None else wanted
     document = {
         "repository": found.url,
         "resume": folder(found.resume),
         "size_bytes": found.size_bytes,
-        "checkpoints": [_checkpoint(found, survey) for survey in found.surveys],
+        "hidden": len(found.surveys) - len(shown),
+        "checkpoints": [_checkpoint(found, survey) for survey in shown],
         "generations": [_generation(life) for life in found.generations],
         "skipped": [asdict(one) for one in found.lineage.skipped],
         "lost": found.lineage.lost,
@@ -83,18 +91,20 @@ def listing(found: Listing, now: str) -> Answer:
     }
     table = Table(
         ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
-        tuple(_row(found, survey, now) for survey in found.surveys),
+        tuple(_row(found, survey, now) for survey in shown),
     )
     skipped = [f"passed over: {one.name}: {one.reason}" for one in found.lineage.skipped]
     idle = [f"tag {name} names nothing: resilient ckpt untag {name}" for name in found.idle_tags]
+    hidden = len(found.surveys) - len(shown)
     blocks: tuple[Table | str, ...] = (
         table,
+        *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
         closing(found),
         *skipped,
         *idle,
         _lives(found, now),
     )
-    ids = tuple(survey.checkpoint.folder for survey in found.surveys)
+    ids = tuple(survey.checkpoint.folder for survey in shown)
     return Answer("ckpt.ls", "checkpoints", document, blocks, ids)
 
 

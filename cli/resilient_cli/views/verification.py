@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.vault.health.verify import BY_ITSELF
 from resilient_cli.render import Answer, Table, human_size
-from resilient_cli.views.words import NONE, count, folder, part_of_near
+from resilient_cli.views.words import NONE, count, folder, part_of_near, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.format.names import CheckpointId
     from resilient.vault.health.verify import Finding
+    from resilient_cli.partly import Part
     from resilient_cli.survey import Level, Survey
 
 _STATES = {"damaged": "DAMAGED", "warning": "warning"}
@@ -25,8 +26,18 @@ def verification(
     resume: CheckpointId | None,
     level: Level,
     records: Sequence[Finding] = (),
+    part: Part | None = None,
 ) -> Answer:
-    """Return the answer of ``ckpt verify``; ``records`` is what lies beside the checkpoints."""
+    """Return the answer of ``ckpt verify``.
+
+    Args:
+        url: the repository.
+        surveys: what is known of the checkpoints.
+        resume: where training would go on.
+        level: how closely it was looked.
+        records: what is wrong with what lies beside the checkpoints.
+        part: how much was read, if not all.
+    """
     intact = [survey for survey in surveys if survey.intact]
     damaged = [survey for survey in surveys if survey.damaged]
     document = {
@@ -38,8 +49,10 @@ def verification(
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
         "records": [asdict(one) for one in records],
+        "sample": part.to_json() if part else None,
     }
     rows = tuple(row for survey in surveys for row in _rows(survey))
+    read = (_read(part),) if part else ()
     rows += tuple(_finding(NONE, _STATES[one.severity], one) for one in records)
     table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
     found = [one for survey in surveys for one in survey.findings] + list(records)
@@ -51,6 +64,7 @@ def verification(
     blocks: tuple[Table | str, ...] = (
         table,
         f"{counts} {ruling}",
+        *read,
         *[
             f"{part_of_near(one.checkpoint, one.absent_ranks)} To be verified is the durable "
             "repository."
@@ -61,6 +75,15 @@ def verification(
     )
     ids = tuple(survey.checkpoint.folder for survey in intact)
     return Answer("ckpt.verify", "verification", document, blocks, ids)
+
+
+def _read(part: Part) -> str:
+    """Say how much was read."""
+    found = part.sample
+    seen = f"{found.chunks} of {count(found.of, 'chunk')}, {human_size(found.size_bytes)}"
+    end = ", then the time was over" if part.is_over else ""
+    rest = "; the rest only by presence and size" if found.chunks < found.of else ""
+    return f"Read {share(found.chunks, found.of)}: {seen}{end}{rest}."
 
 
 def _checkpoint(survey: Survey) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The first code of a worker: tie it to the agent, run the user's program, report how it ended.
 
-Run by path, ``python bootstrap.py [-m] TARGET ARGS...``, so that nothing but the standard
+Run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``, so that nothing but the standard
 library is imported before the user's program, and no folder of ours stays on ``sys.path``.
 The program runs in a module of its own that stays ``__main__`` until the process ends, as
 under python itself; runpy would take it away while threads and exit handlers still need it.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _CODE_KILLED = 137
@@ -60,7 +60,12 @@ def main(arguments: list[str]) -> int:
 
 
 def run_target(arguments: list[str]) -> None:
-    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that python would give."""
+    """Run ``[-m] TARGET ARGS...`` as ``__main__`` with the ``sys.argv`` that python would give.
+
+    Behind ``--exec`` the target is a program, which takes the place of this process.
+    """
+    if arguments[:1] == ["--exec"]:
+        _become(arguments[1:])
     is_module = arguments[:1] == ["-m"]
     target, *rest = arguments[1:] if is_module else arguments
     if not sys.flags.safe_path:
@@ -72,6 +77,16 @@ def run_target(arguments: list[str]) -> None:
     program.__dict__.update(attributes)
     sys.modules["__main__"] = program
     exec(code, program.__dict__)  # noqa: S102 - running the user's program is the purpose
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Put a program that is no Python in the place of this process: same pid, same output."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - running the user's program is the purpose
+    except FileNotFoundError as error:
+        raise TargetNotFound(f"no program `{command[0]}`") from error
+    except PermissionError as error:
+        raise TargetNotFound(f"`{command[0]}` may not be run: chmod +x it") from error
 
 
 def _run_to_the_end(arguments: list[str]) -> None:

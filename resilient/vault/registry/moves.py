@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROLLBACK = "ckpt-rollback"
 UNDO = "ckpt-undo"
+UNLOCK = "ckpt-unlock"
 BY_HAND = frozenset({ROLLBACK, UNDO})
 
 

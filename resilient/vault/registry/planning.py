@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from resilient.clock import parse_length
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -151,9 +153,9 @@ def _reasons(retention: Retention, known: Known) -> Iterator[tuple[CheckpointId,
             yield one, f"number {place} of the best {wanted.count} by {wanted.metric} ({value:g})"
     if retention.keep_every:
         yield from _on_multiples(retention.keep_every, known)
-    # As restic buckets: the digits of an ISO 8601 time that name the hour, or the day.
-    yield from _newest_of_each(retention.keep_hourly, known, "hour", 13)
-    yield from _newest_of_each(retention.keep_daily, known, "day", 10)
+    yield from _within(retention.keep_within, known)
+    for unit, bucket in _BUCKETS.items():
+        yield from _newest_of_each(getattr(retention, f"keep_{bucket.word}"), known, unit, bucket)
 
 
 def _among_the_last(retention: Retention, known: Known) -> Iterator[tuple[CheckpointId, str]]:
@@ -175,8 +177,46 @@ def _on_multiples(steps: int, known: Known) -> Iterator[tuple[CheckpointId, str]
             yield one, f"its step is a multiple of {steps}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A calendar unit, as restic has them.
+
+    Attributes:
+        word: of the policy.
+        spelling: for ``strftime``.
+    """
+
+    word: str
+    spelling: str
+
+
+_BUCKETS = {
+    "hour": _Bucket("hourly", "%Y-%m-%d %H"),
+    "day": _Bucket("daily", "%Y-%m-%d"),
+    "week": _Bucket("weekly", "%G-W%V"),
+    "month": _Bucket("monthly", "%Y-%m"),
+    "year": _Bucket("yearly", "%Y"),
+}
+
+
+def _within(length: str | None, known: Known) -> Iterator[tuple[CheckpointId, str]]:
+    """Yield what was saved so shortly before the newest, of the line and of what was left."""
+    moments = {
+        one: _utc(known.contents[one].created_at)
+        for one in known.everything
+        if _is_intact(one, known)
+    }
+    newest = next((moments[one] for one in known.line if one in moments), None)
+    seconds = parse_length(length or "")
+    if seconds is None or newest is None:
+        return
+    for one, moment in moments.items():
+        if (newest - moment).total_seconds() <= seconds:
+            yield one, f"saved within {length} of the newest"
+
+
 def _newest_of_each(
-    count: int | None, known: Known, unit: str, digits: int
+    count: int | None, known: Known, unit: str, bucket: _Bucket
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Yield the newest of each of the newest ``count`` calendar units that have one."""
     taken: set[str] = set()
@@ -184,10 +224,10 @@ def _newest_of_each(
         intact = [one for one in group if _is_intact(one, known)]
         moments = {one: _utc(known.contents[one].created_at) for one in intact}
         for one in sorted(intact, key=lambda one: (moments[one], one), reverse=True):
-            bucket = moments[one][:digits]
-            if bucket not in taken and len(taken) < (count or 0):
-                taken.add(bucket)
-                yield one, f"the newest of {unit} {bucket.replace('T', ' ')}"
+            named = moments[one].strftime(bucket.spelling)
+            if named not in taken and len(taken) < (count or 0):
+                taken.add(named)
+                yield one, f"the newest of {unit} {named}"
 
 
 def _is_intact(one: CheckpointId, known: Known) -> bool:
@@ -195,8 +235,8 @@ def _is_intact(one: CheckpointId, known: Known) -> bool:
     return content is not None and content.is_readable and not content.problem
 
 
-def _utc(moment: str) -> str:
-    return datetime.fromisoformat(moment).astimezone(UTC).isoformat()
+def _utc(moment: str) -> datetime:
+    return datetime.fromisoformat(moment).astimezone(UTC)
 
 
 def _ranked(wanted: BestOf, known: Known) -> list[CheckpointId]:

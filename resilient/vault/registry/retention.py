@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from resilient.clock import parse_length
 from resilient.errors import ConfigError
 
 Trust = Literal["written", "quick", "full"]
@@ -13,7 +14,8 @@ Left = Literal["all", "undo", "none"]
 
 _TRUSTS = ("written", "quick", "full")
 _LEFT = ("all", "undo", "none")
-_NUMBERS = ("keep_last", "keep_every", "keep_hourly", "keep_daily")
+_CALENDAR = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
+_NUMBERS = ("keep_last", "keep_every", *_CALENDAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Retention:
         keep_every: all whose step is a multiple of this.
         keep_hourly: the newest of each of this many calendar hours (UTC) that have one.
         keep_daily: the same for days.
+        keep_weekly: the same for weeks, which begin on Monday (ISO 8601).
+        keep_monthly: the same for months.
+        keep_yearly: the same for years.
+        keep_within: all that were saved within this length of time, such as ``2d``, before the
+            newest was; as in restic, so that a run that rests loses nothing.
         keep_tags: tags that are wanted by name. A tagged checkpoint always stays; this makes a
             policy of it.
         verify_before_rotate: how the newest is looked at before anything goes: ``written``
@@ -69,7 +76,7 @@ class Retention:
             what ``ckpt undo`` goes back to (``undo``), or what other policies keep (``none``).
 
     Raises:
-        ConfigError: a number is below 1, or no whole number.
+        ConfigError: a number is below 1, or no whole number; a length is none.
     """
 
     keep_last: int | None = None
@@ -77,6 +84,10 @@ class Retention:
     keep_every: int | None = None
     keep_hourly: int | None = None
     keep_daily: int | None = None
+    keep_weekly: int | None = None
+    keep_monthly: int | None = None
+    keep_yearly: int | None = None
+    keep_within: str | None = None
     keep_tags: tuple[str, ...] = ()
     verify_before_rotate: Trust = "written"
     rolled_back: Left = "all"
@@ -86,6 +97,10 @@ class Retention:
             value = getattr(self, name)
             if value is not None:
                 require_count(name, value)
+        if self.keep_within is not None and not parse_length(self.keep_within):
+            raise ConfigError(
+                f"`keep_within`={self.keep_within!r} is no length of time: use for example 2d"
+            )
         if self.verify_before_rotate not in _TRUSTS:
             raise ConfigError(
                 f"`verify_before_rotate`={self.verify_before_rotate!r} is not accepted: "
@@ -106,12 +121,13 @@ class Retention:
     def is_empty(self) -> bool:
         """Whether nothing is asked for, so that everything stays."""
         numbers = any(getattr(self, name) is not None for name in _NUMBERS)
-        return not (numbers or self.keep_best or self.keep_tags)
+        return not (numbers or self.keep_best or self.keep_tags or self.keep_within)
 
     @property
     def needs_contents(self) -> bool:
         """Whether a policy asks for more than names and order, so that manifests are read."""
-        return bool(self.keep_best or self.keep_hourly or self.keep_daily)
+        calendar = any(getattr(self, name) is not None for name in _CALENDAR)
+        return bool(self.keep_best or self.keep_within or calendar)
 
 
 def require_count(name: str, value: object) -> None:

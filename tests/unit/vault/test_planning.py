@@ -125,6 +125,42 @@ def test_hours_and_days_are_those_of_the_calendar_and_count_only_where_one_was_s
     assert hourly.kept[line[3]] == ("the newest of hour 2026-01-03 23",)
 
 
+def test_weeks_months_and_years_are_those_of_the_calendar():
+    line = ids(6, 5, 4, 3, 2, 1)
+    moments = ("2026-02-01", "2026-01-26", "2026-01-25", "2026-01-01", "2025-12-29", "2024-12-31")
+    contents = {
+        one: Content(f"{day}T10:00:00.000Z") for one, day in zip(line, moments, strict=True)
+    }
+    known = Known(line, contents=contents)
+    # A Sunday ends a week; the first of January is of the week that began in December.
+    weekly = plan_rotation(Retention(keep_weekly=3), known)
+    assert kept_steps(weekly) == [3, 4, 6]
+    assert weekly.kept[line[3]] == ("the newest of week 2026-W01",)
+    assert kept_steps(plan_rotation(Retention(keep_monthly=3), known)) == [2, 5, 6]
+    yearly = plan_rotation(Retention(keep_yearly=9), known)
+    assert kept_steps(yearly) == [1, 2, 6]
+    assert yearly.kept[line[4]] == ("the newest of year 2025",)
+
+
+def test_within_is_counted_from_the_newest_of_the_line():
+    line, abandoned = ids(9, 8, 7, life=2), ids(6, 5)
+    moments = ("05T10:00", "05T08:00", "03T10:00", "05T09:00", "02T10:00")
+    contents = {one: at(moment) for one, moment in zip((*line, *abandoned), moments, strict=True)}
+    plan = plan_rotation(Retention(keep_within="2h"), Known(line, abandoned, contents=contents))
+    assert kept_steps(plan) == [6, 8, 9]
+    assert plan.kept[line[1]] == ("saved within 2h of the newest",)
+    # The newest of all may be one that was left.
+    contents[abandoned[0]] = at("09T10:00")
+    plan = plan_rotation(Retention(keep_within="2d"), Known(line, abandoned, contents=contents))
+    assert kept_steps(plan) == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("length", ["", "2", "2 fortnights", "0d", "-1d"])
+def test_a_length_that_is_none_is_refused(length):
+    with pytest.raises(ConfigError, match="`keep_within`"):
+        parse_retention({"keep_within": length})
+
+
 def test_a_time_of_another_zone_counts_in_utc():
     line = ids(3, 2, 1)
     moments = ("2026-01-02T00:30:00.000+01:00", "2026-01-01T23:00:00.000Z", "2026-01-01T22:00:00Z")
@@ -167,7 +203,9 @@ def test_what_holds_everything_is_named_on_everything():
     assert plan.kept[CheckpointId(1, 2)] == ("nothing goes: the newest is damaged",)
 
 
-@pytest.mark.parametrize("name", ["keep_last", "keep_every", "keep_hourly", "keep_daily"])
+@pytest.mark.parametrize(
+    "name", ["keep_last", "keep_every", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly"]
+)
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
 def test_a_number_below_one_is_refused_and_never_means_delete_all(name, value):
     with pytest.raises(ConfigError, match=f"`{name}`"):

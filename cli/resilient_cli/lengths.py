@@ -1,0 +1,43 @@
+"""Lengths of time and shares, as options spell them."""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+
+from resilient.clock import parse_length
+from resilient.errors import UsageError
+
+WITHIN_SECONDS: ContextVar[float] = ContextVar("WITHIN_SECONDS", default=60.0)
+"""How long storage may be asked again until it answers: the global option --timeout."""
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%|(\d+)/(\d+)")
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Return the seconds that an option's text says.
+
+    Raises:
+        UsageError: it is no length.
+    """
+    seconds = parse_length(text)
+    if not seconds:
+        raise UsageError(f"{option} {text!r} is no length of time", hint=f"{option} 10m")
+    return seconds
+
+
+def share_of(text: str, option: str) -> float:
+    """Return the share that ``5%`` or ``1/20`` says: more than 0, 1 at most.
+
+    Raises:
+        UsageError: it is no share.
+    """
+    found = _SHARE.fullmatch(text.strip())
+    share = 0.0
+    if found and found[1]:
+        share = float(found[1]) / 100
+    elif found and int(found[3]):
+        share = int(found[2]) / int(found[3])
+    if not 0 < share <= 1:
+        raise UsageError(f"{option} {text!r} is no share", hint=f"{option} 5%, or {option} 1/20")
+    return share
