@@ -135,7 +135,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _wrong_usage(error, output, given)
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except SystemExit as ended:
+        # So the parser leaves a pipe that nobody reads any more.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
         leave_the_pipe()
         status = 0
     except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback

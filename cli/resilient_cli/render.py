@@ -113,7 +113,7 @@ def show(answer: Answer, output: Output) -> None:
 
 def leave_the_pipe() -> None:
     """Write to nowhere from here on: whoever read has enough, and what was done stays done."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def speak_plainly(*streams: TextIO) -> None:

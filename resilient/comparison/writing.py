@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from resilient.comparison.naming import bare
 from resilient.comparison.summing import blocks
 from resilient.layouts.values import ITEM_BITS, MODEL, OPTIMIZER, Unreadable
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 PARTS = (MODEL, OPTIMIZER)
 _ALIGNED = 8
+_JOINS = "dcp"
 
 
 def write_parts(side: Side, folder: Path, told: Callable[[int, int], None]) -> dict[str, Path]:
@@ -58,13 +60,20 @@ def write_parts(side: Side, folder: Path, told: Callable[[int, int], None]) -> d
 
 
 def _of_part(side: Side, part: str) -> dict[str, Tensor]:
-    """Return the tensors of a part by name; of one that stands there twice the first."""
+    """Return the tensors of a part by name; of one that stands there twice the first.
+
+    Names are those of the module: without what wraps it, and without the key under which a script
+    gave its state to torch's DCP, which joins both.
+    """
     found: dict[str, Tensor] = {}
-    for one in side.tensors:
-        if one.part == part:
-            if ITEM_BITS.get(one.dtype, 0) % 8 or one.dtype not in ITEM_BITS:
-                raise Unreadable(f"`{one.name}` is of {one.dtype}, which is no whole bytes")
-            found.setdefault(one.name, one)
+    chosen = [one for one in side.tensors if one.part == part]
+    key = f"{part}."
+    is_joined = side.layout == _JOINS and all(one.name.startswith(key) for one in chosen)
+    for one in chosen:
+        if ITEM_BITS.get(one.dtype, 1) % 8:
+            raise Unreadable(f"`{one.name}` is of {one.dtype}, which is no whole bytes")
+        name = bare(one.name)
+        found.setdefault(name.removeprefix(key) if is_joined else name, one)
     return found
 
 

@@ -70,9 +70,8 @@ def test_a_pipe_that_closes_early_changes_no_exit_code_and_says_nothing(argument
 
 def test_a_locale_without_a_letter_shows_it_as_an_escape(tmp_path):
     folder = tmp_path / "läuft"
-    write_usual_run(folder)
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = run("ckpt", "unlock", folder, stdout=subprocess.PIPE, env=environment)
+    done = run("init", folder, stdout=subprocess.PIPE, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"l\\xe4uft" in done.stdout
 
@@ -123,6 +122,7 @@ def test_the_bar_fits_a_narrow_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     stream = Terminal()
     with Progress("reading", TickingClock(), stream) as told:
+        told._clock.sleep(1)
         told(1 << 30, 2 << 30)
     assert "reading 50 %" in stream.getvalue()
     assert "[" not in stream.getvalue()

@@ -137,4 +137,5 @@ def _export_plainly(
         raise IncompatibleCheckpoint(
             f"{side.url} cannot be written so: {error}", hint=f"resilient ckpt inspect {side.url}"
         ) from error
-    show(exported(side.url, str(out), side.name), output_of(ctx))
+    place = side.url.removesuffix(f"/{side.name}")
+    show(exported(place, str(out), side.name), output_of(ctx))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,10 @@ def _convert(side: Side, draft: Path, files: Mapping[str, Path], kind: Plainly) 
     else:
         from torch.distributed import checkpoint
 
-        checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
+        with warnings.catch_warnings():
+            # It says that it takes a single process for what it is.
+            warnings.simplefilter("ignore", UserWarning)
+            checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
         for one in (draft / "dcp").iterdir():
             one.rename(draft / one.name)
         (draft / "dcp").rmdir()
