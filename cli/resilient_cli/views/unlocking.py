@@ -64,7 +64,7 @@ def unlocking(found: Unlocking, now: str) -> Answer:
         "resume": folder(_resume(found)),
         "held": found.held or None,
     }
-    blocks = (Facts(tuple(_facts(found, now))), *_told(found))
+    blocks: tuple[Facts | str, ...] = (Facts(tuple(_facts(found, now))), *_told(found))
     number = found.life.number if found.life else writer.life
     return Answer("ckpt.unlock", "writer", document, blocks, (str(number),))
 
