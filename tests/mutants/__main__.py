@@ -25,6 +25,7 @@ from tests.mutants import (
     cadence,
     canonical,
     chaos,
+    commands,
     comparison,
     crash,
     detection,
@@ -121,6 +122,7 @@ LISTS = {
         notices,
         metrics,
         chaos,
+        commands,
         comparison,
         page,
     )

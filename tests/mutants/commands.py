@@ -1,0 +1,132 @@
+"""Defects of what the commands share: reading in part, writing for others, terminals, the edge."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SAMPLING = "resilient/vault/health/sampling.py"
+SAMPLED = "tests/unit/vault/test_sampling.py"
+PARTLY = "cli/resilient_cli/partly.py"
+PARTLY_TOLD = "tests/cli/test_verifying_partly.py"
+WRITING = "resilient/comparison/writing.py"
+WRITTEN = "tests/cli/test_exporting_plainly.py"
+RENDER = "cli/resilient_cli/render.py"
+APP = "cli/resilient_cli/app.py"
+TERMINALS = "tests/cli/test_terminals.py"
+EDGE = "tests/cli/test_edge.py"
+TRAIN = "cli/resilient_cli/commands/train.py"
+
+MUTANTS = [
+    Mutant(
+        "a chunk that two checkpoints need is read twice",
+        SAMPLING,
+        "key = manifest.key(entry.name), number\n",
+        "key = manifest.checkpoint.key(entry.name), number\n",
+        f"{SAMPLED} -k each_chunk_once",
+    ),
+    Mutant(
+        "each sample is the same",
+        SAMPLING,
+        "chosen = random.sample(chunks, min(len(chunks), int(wanted)))",
+        "chosen = chunks[: min(len(chunks), int(wanted))]",
+        f"{SAMPLED} -k others_each_time",
+    ),
+    Mutant(
+        "a share of few chunks is none",
+        SAMPLING,
+        "wanted = -(-len(chunks) * share // 1)",
+        "wanted = len(chunks) * share // 1",
+        f"{SAMPLED} -k others_each_time",
+    ),
+    Mutant(
+        "damage is of the checkpoint that wrote the file alone",
+        SAMPLING,
+        "for manifest in chunk.manifests if problem else ():",
+        "for manifest in chunk.manifests[-1:] if problem else ():",
+        f"{SAMPLED} -k of_both",
+    ),
+    Mutant(
+        "a byte that flips on the way is damage",
+        SAMPLING,
+        "    for _ in range(2):\n",
+        "    for _ in range(1):\n",
+        f"{SAMPLED} -k on_the_way",
+    ),
+    Mutant(
+        "the time is never over",
+        PARTLY,
+        "                over.append(done)\n",
+        "                pass\n",
+        f"{PARTLY_TOLD} -k time_is_over",
+    ),
+    Mutant(
+        "what the sizes told is told again by the bytes",
+        PARTLY,
+        "if it.file not in known]",
+        "]",
+        f"{PARTLY_TOLD} -k told_once",
+    ),
+    Mutant(
+        "a damaged checkpoint is exported",
+        "cli/resilient_cli/commands/exchanging.py",
+        "    require_whole(side)\n",
+        "",
+        f"{WRITTEN} -k damaged",
+    ),
+    Mutant(
+        "tensors have the name of the key that a script saved its model under",
+        WRITING,
+        "name.removeprefix(key) if is_joined else name",
+        "name",
+        f"{WRITTEN} -k pieces",
+    ),
+    Mutant(
+        "a pipe that closes ends the command before its verdict",
+        RENDER,
+        "    except BrokenPipeError:\n        leave_the_pipe()\n",
+        "    except BrokenPipeError:\n        raise\n",
+        f"{TERMINALS} -k closes_early",
+    ),
+    Mutant(
+        "a letter that the locale lacks ends the command",
+        APP,
+        "    speak_plainly(sys.stdout, sys.stderr)\n",
+        "",
+        f"{TERMINALS} -k locale",
+    ),
+    Mutant(
+        "a table is as wide as it likes in any terminal",
+        RENDER,
+        "        if not width or before",
+        "        if width or before",
+        f"{TERMINALS} -k forty",
+    ),
+    Mutant(
+        "a path is cut in the middle",
+        RENDER,
+        "break_long_words=False",
+        "break_long_words=True",
+        f"{TERMINALS} -k copied",
+    ),
+    Mutant(
+        "a traceback that is kept holds the secrets of a URL",
+        APP,
+        'text = redacted_text("".join(traceback.format_exception(error)))\n    try',
+        'text = "".join(traceback.format_exception(error))\n    try',
+        f"{EDGE} -k nobody_asked_for",
+    ),
+    Mutant(
+        "the timeout of one command is that of the next",
+        APP,
+        "        WITHIN_SECONDS.reset(within)\n",
+        "        pass\n",
+        f"{EDGE} -k timeout",
+    ),
+    Mutant(
+        "every end is called by the number of a requeue",
+        TRAIN,
+        "requeue_exit_code if code == Preempted.exit_code else code",
+        "requeue_exit_code",
+        "tests/cli/test_train.py -k another_number",
+    ),
+]
