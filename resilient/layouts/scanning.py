@@ -10,9 +10,11 @@ from __future__ import annotations
 import io
 import unicodedata
 import zipfile
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from lzma import LZMAError
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound
@@ -42,7 +44,10 @@ _SWELLS = 100
 _SWELLS_FROM_BYTES = 64 << 20
 _NAMES_SHOWN = 5
 _SLICES_MAX = 100_000
-_BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, KeyNotFound, EOFError)
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, LZMAError, OSError, ValueError, KeyNotFound, EOFError),
+    RuntimeError,  # encrypted, or packed in a way that is not known
+)
 
 
 class Risk(StrEnum):
@@ -198,16 +203,21 @@ def _slices(folder: Folder, listing: Listing) -> Iterator[Finding]:
 
 def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iterator[Finding]:
     """Yield what is wrong with a zip, and with the pickles in it."""
+    broken = ""
     try:
         with zipfile.ZipFile(Window(folder, name, start, size_bytes)) as opened:
             members = opened.infolist()
             yield from _members(name, members, size_bytes)
-            if len(members) > _MEMBERS_MAX:
-                return
-            for one in members:
-                yield from _member(opened, name, one)
+            for one in members if len(members) <= _MEMBERS_MAX else ():
+                try:
+                    yield from _member(opened, name, one)
+                except _BROKEN as error:
+                    # Behind it may be what it is to hide.
+                    broken = broken or str(error)
     except _BROKEN as error:
-        what = f"a zip that cannot be read ({str(error)[:120]})"
+        broken = str(error)
+    if broken:
+        what = f"a zip that cannot be read ({broken[:120]})"
         yield Finding(Risk.WARNING, name, what, "readers differ in what they take it for")
 
 

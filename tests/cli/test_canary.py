@@ -36,6 +36,7 @@ WORDS = {
     "ckpt.sign": ("latest", "URL"),
     "ckpt.tag": ("latest", "release", "URL"),
     "ckpt.undo": ("URL", "--dry-run"),
+    "ckpt.unlock": ("URL",),
     "ckpt.untag": ("release", "URL"),
     "ckpt.verify": ("URL",),
     "completion": ("bash",),

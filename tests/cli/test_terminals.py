@@ -69,7 +69,7 @@ def test_a_pipe_that_closes_early_changes_no_exit_code_and_says_nothing(argument
 
 
 def test_a_locale_without_a_letter_shows_it_as_an_escape(tmp_path):
-    folder = tmp_path / "läuft"
+    folder = tmp_path / "l\u00e4uft"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = run("init", folder, stdout=subprocess.PIPE, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -87,6 +87,20 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
+        "a stream that does not unpack ends the scan by what zlib raises",
+        SCANNING,
+        "zlib.error, LZMAError, ",
+        "",
+        f"{TESTS} -k unpack",
+    ),
+    Mutant(
+        "a member that does not unpack hides those behind it",
+        SCANNING,
+        "                    broken = broken or str(error)\n",
+        "                    broken = broken or str(error)\n                    break\n",
+        f"{TESTS} -k hides_no_other",
+    ),
+    Mutant(
         "a warning alone ends with 0",
         "cli/resilient_cli/commands/scanning.py",
         "any(one.risk is not Risk.NOTE for one in found)",

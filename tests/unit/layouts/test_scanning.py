@@ -193,6 +193,33 @@ def test_what_breaks_readers_is_a_warning(name, data, tmp_path):
     assert risks(tmp_path) == [(Risk.WARNING, name)]
 
 
+def spoiled_member(method):
+    """Return a zip whose first member does not unpack, before one that is a bomb."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as made:
+        made.writestr("a/data.pkl", pickle.dumps(list(range(1000))))
+        made.writestr("b/data.pkl", pickle.dumps(Bomb()))
+    data = bytearray(stream.getvalue())
+    at = struct.calcsize("<4s5H3I2H") + len("a/data.pkl")
+    # Deflate: a stored block whose length and its complement disagree, as a fuzzer found it.
+    data[at : at + 24] = b"\x00" * 24 if method == zipfile.ZIP_DEFLATED else b"\xff" * 24
+    return bytes(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_member_that_does_not_unpack_is_a_warning_and_hides_no_other(method, tmp_path):
+    (tmp_path / "model.pt").write_bytes(spoiled_member(method))
+    assert {one for one, _ in risks(tmp_path)} == {Risk.DANGER, Risk.WARNING}
+
+
+def test_an_encrypted_member_is_a_warning(tmp_path):
+    data = bytearray(spoiled_member(zipfile.ZIP_STORED))
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.find(magic) + flags] |= 1
+    (tmp_path / "model.pt").write_bytes(data)
+    assert {one for one, _ in risks(tmp_path)} == {Risk.DANGER, Risk.WARNING}
+
+
 def test_an_array_of_objects_is_a_warning(tmp_path):
     np.save(tmp_path / "x.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
     assert risks(tmp_path) == [(Risk.WARNING, "x.npy")]
