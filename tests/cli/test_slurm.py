@@ -116,6 +116,7 @@ def test_submit_dry_run_prints_what_render_does(call):
         (("--", "train", "--storage-options", "{}", "t.py"), 78, "the script would have them"),
         (("--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the batch script says"),
         (("--", "train", "--rdzv-id", "x", "t.py"), 78, "train --rdzv-id"),
+        (("--", "train", "--requeue-exit-code", "99", "t.py"), 78, "when it sees 75"),
         (("--", "train", "--dry-run", "t.py"), 78, "give it to `slurm submit`"),
         (("--notice", "20", *TRAIN), 78, "termination: --grace 25 s, SIGKILL 20 s after"),
     ],

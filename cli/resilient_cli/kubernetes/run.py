@@ -71,6 +71,7 @@ _OURS = {
     "metrics_host": "the probe of the pods asks from outside",
     "storage_options": "everybody who sees the Job would have them; give --secret",
     "dry_run": "it is not for a cluster",
+    "requeue_exit_code": "the manifests say what follows 75",
 }
 
 

@@ -223,4 +223,5 @@ _OURS = {
     **dict.fromkeys(MEETING, _MEETING),
     "storage_options": "the script would have them; export RESILIENT_STORAGE_OPTIONS instead",
     "dry_run": "give it to `slurm submit`",
+    "requeue_exit_code": "the script requeues the job itself, when it sees 75",
 }

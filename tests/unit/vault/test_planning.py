@@ -133,8 +133,8 @@ def test_weeks_months_and_years_are_those_of_the_calendar():
     }
     known = Known(line, contents=contents)
     # A Sunday ends a week; the first of January is of the week that began in December.
-    weekly = plan_rotation(Retention(keep_weekly=3), known)
-    assert kept_steps(weekly) == [3, 4, 6]
+    weekly = plan_rotation(Retention(keep_weekly=4), known)
+    assert kept_steps(weekly) == [1, 3, 4, 6]
     assert weekly.kept[line[3]] == ("the newest of week 2026-W01",)
     assert kept_steps(plan_rotation(Retention(keep_monthly=3), known)) == [2, 5, 6]
     yearly = plan_rotation(Retention(keep_yearly=9), known)
