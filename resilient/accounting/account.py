@@ -196,14 +196,25 @@ def _losses(doings: Sequence[Doing], faults: Sequence[Fault]) -> tuple[Loss, ...
     for one in doings:
         gone = [(began, ended) for began, ended, life in lost if life == one.life.number]
         for told in one.life.told("MetricsLogged"):
-            metrics = told.fields.get("metrics")
-            value = metrics.get("loss") if isinstance(metrics, dict) else None
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            value = _loss_of(told)
+            if value is None:
                 continue
             is_lost = any(began < told.at_ms <= ended for began, ended in gone)
             step, life = round(told.number("step")), one.life.number
-            found.append(Loss(life, step, told.at_ms, float(value), is_lost))
+            found.append(Loss(life, step, told.at_ms, value, is_lost))
     return tuple(found)
+
+
+def _loss_of(told: Record) -> float | None:
+    """Return the loss that was logged, whatever it is; None for what is no number of ours."""
+    metrics = told.fields.get("metrics")
+    value = metrics.get("loss") if isinstance(metrics, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # JSON's whole numbers have no end
+        return None
 
 
 def _saved(doings: Sequence[Doing]) -> tuple[Saved, ...]:

@@ -9,6 +9,13 @@ PAGE = "tests/cli/test_report.py"
 
 MUTANTS = [
     Mutant(
+        "a loss that no float can hold ends the account",
+        "resilient/accounting/account.py",
+        "    except OverflowError:  # JSON's whole numbers have no end\n        return None\n",
+        "    finally:\n        pass\n",
+        "tests/unit/accounting/test_account.py -k passed_over",
+    ),
+    Mutant(
         "what a failure took to end counts as training",
         "resilient/accounting/spans.py",
         '*(one.at_ms - one.milliseconds("stop_seconds") for one in failed)',

@@ -159,6 +159,14 @@ def test_a_clock_that_is_an_hour_ahead_is_set_right():
     assert len(found.doings) == 3
 
 
+@pytest.mark.parametrize("loss", [10**400, True, "low", None])
+def test_a_loss_that_is_none_is_passed_over(loss):
+    lines = killed_run()
+    lines[6] = line(12, "MetricsLogged", rank=0, generation=1, step=6, metrics={"loss": loss})
+    found = account(records_of(lines))
+    assert [(one.life, one.step) for one in found.losses] == [(1, 8), (2, 8)]
+
+
 def test_a_run_that_goes_on_is_carried_to_the_present_and_one_that_is_silent_is_not():
     told = records_of(killed_run()[:7])
     now_ms = (BEGAN + 15) * 1000
