@@ -7,6 +7,7 @@ changed, harmless.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
@@ -31,25 +32,50 @@ class NamedOptimizer:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
         self._optimizer = optimizer
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        unknown = sum(id(parameter) not in names for parameter in held)
-        if unknown:
-            raise ConfigError(
-                f"{unknown} of the optimizer's {len(held)} parameters are not the model's",
-                hint="build the optimizer from model.parameters() of the model you train",
-            )
-        self._names = [names[id(parameter)] for parameter in held]
-        self._held = dict(zip(map(escape, self._names), held, strict=True))
+        self._parameters: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._held: dict[str, torch.Tensor] = {}
+        self._sizes: list[int] = []
+        self._name()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer itself."""
         return self._optimizer
 
+    def _name(self) -> None:
+        """Name the parameters that the optimizer holds now; groups may have come since.
+
+        Raises:
+            ConfigError: it holds a parameter that the model does not have.
+        """
+        groups = self._optimizer.param_groups
+        held = [parameter for group in groups for parameter in group["params"]]
+        # Asked at every save, so a model is gone through only for an optimizer that changed.
+        if len(held) == len(self._parameters) and all(map(is_, held, self._parameters)):
+            return
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        unknown = sum(id(parameter) not in names for parameter in held)
+        if unknown:
+            raise ConfigError(
+                f"{unknown} of the optimizer's {len(held)} parameters are not the model's",
+                hint="build the optimizer, and groups that it gets later, from model.parameters() "
+                "of the model you train",
+            )
+        self._parameters = held
+        self._names = [names[id(parameter)] for parameter in held]
+        self._held = dict(zip(map(escape, self._names), held, strict=True))
+        self._sizes = group_sizes(self._optimizer)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
+        """Return ``state`` by name and ``param_groups`` with names in place of numbers.
+
+        Raises:
+            ConfigError: the optimizer holds a parameter that the model does not have.
+        """
+        self._name()
         plain = self._optimizer.state_dict()
         groups = [
             {**group, "params": [self._names[number] for number in group["params"]]}
@@ -69,6 +95,8 @@ class NamedOptimizer:
         Args:
             path: inside the part, ``state/<parameter>/<name>``.
         """
+        if group_sizes(self._optimizer) != self._sizes:
+            self._name()
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
         # torch keeps the number of steps whole, whatever it keeps beside it.
@@ -79,7 +107,9 @@ class NamedOptimizer:
 
         Raises:
             ValueError: the saved names are not this optimizer's.
+            ConfigError: the optimizer holds a parameter that the model does not have.
         """
+        self._name()
         numbers = {name: number for number, name in enumerate(self._names)}
         saved = [name for group in state_dict["param_groups"] for name in group["params"]]
         require_same_names(saved, self._names)
@@ -96,6 +126,30 @@ class NamedOptimizer:
             for name, one in state_dict["state"].items()
         }
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+
+
+def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return how many parameters each group of an optimizer has now."""
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> None:
+    """Raise unless every group that holds something has a name for it.
+
+    Args:
+        optimizer: its groups may have become more.
+        names: of the parameters of each group, as far as they are known.
+
+    Raises:
+        ConfigError: a group came later, where that cannot be trained.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        if group["params"] and not names[number]:
+            raise ConfigError(
+                f"group {number} of the optimizer, of {len(group['params'])} parameters, was added "
+                "after the optimizer was spread over the ranks, so it is neither reduced nor saved",
+                hint="give all groups at once, those for later with a learning rate of 0",
+            )
 
 
 def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: bool = False) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from resilient.errors import UnsavableState
 from resilient.state.flat import FlatShard
-from resilient.state.optimizer import matched_groups, require_same_names
+from resilient.state.optimizer import matched_groups, require_all_named, require_same_names
 from resilient.state.tree import escape
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class PieceOptimizer:
         Raises:
             UnsavableState: the optimizer keeps something that is neither one number for each
                 element of a parameter, nor one for all of them.
+            ConfigError: the optimizer got a group of parameters that are no pieces.
         """
         groups = [
             {**{name: one for name, one in group.items() if name != "params"}, "params": names}
@@ -139,6 +140,7 @@ class PieceOptimizer:
         names: list[list[str]] = [[] for _ in self.optimizer.param_groups]
         for run in self.runs:
             names[run.group].append(run.name)
+        require_all_named(self.optimizer, names)
         return names
 
     def _part(self, run: Run, kind: str) -> Any:

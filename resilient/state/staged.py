@@ -127,6 +127,7 @@ class StagedOptimizer:
 
     Its state has the form of :class:`~resilient.state.optimizer.NamedOptimizer`'s. An optimizer
     that was made over all parameters is left with those that are here; its groups stay as many.
+    So is a group that comes later, by the next save.
 
     Args:
         model: the whole; what is elsewhere is on the meta device.
@@ -146,11 +147,26 @@ class StagedOptimizer:
         writes: bool,
         exchange: Callable[[Any], list[Any]],
     ) -> None:
+        self._model = model
         self._optimizer = optimizer
         self._writes = writes
         self._exchange = exchange
-        names = {id(one): name for name, one in model.named_parameters()}
-        groups = optimizer.param_groups
+        self._groups: list[list[str]] = []
+        self._own: list[str] = []
+        self._by_path: dict[str, torch.Tensor] = {}
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Name the groups that came since, and leave them with what is here.
+
+        Raises:
+            ConfigError: they hold a parameter that the model does not have.
+        """
+        groups = self._optimizer.param_groups[len(self._groups) :]
+        if not groups:
+            return
+        named = dict(self._model.named_parameters())
+        names = {id(one): name for name, one in named.items()}
         held = [one for group in groups for one in group["params"]]
         unknown = sum(id(one) not in names for one in held)
         if unknown:
@@ -160,14 +176,14 @@ class StagedOptimizer:
                 hint="give its class as `optimizer_cls_and_kwargs`, or make it in "
                 "`create_optimizer` of the trainer",
             )
-        self._groups = [[names[id(one)] for one in group["params"]] for group in groups]
+        found = [[names[id(one)] for one in group["params"]] for group in groups]
         for group in groups:
             group["params"] = [one for one in group["params"] if not one.is_meta]
-        for one in [one for one in optimizer.state if one.is_meta]:
-            del optimizer.state[one]
-        self._own = [names[id(one)] for group in groups for one in group["params"]]
-        named = dict(model.named_parameters())
-        self._by_path = {escape(name): named[name] for names in self._groups for name in names}
+        for one in [one for one in self._optimizer.state if one.is_meta]:
+            del self._optimizer.state[one]
+        self._groups += found
+        self._own += [names[id(one)] for group in groups for one in group["params"]]
+        self._by_path |= {escape(name): named[name] for several in found for name in several}
 
     @property
     def optimizer(self) -> Optimizer:
@@ -176,13 +192,19 @@ class StagedOptimizer:
 
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield what only a step changes."""
+        self._adopt()
         for group in self._optimizer.param_groups:
             yield from group["params"]
         for state in self._optimizer.state.values():
             yield from (one for one in state.values() if isinstance(one, torch.Tensor))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``state`` by name and ``param_groups`` with names. Collective."""
+        """Return ``state`` by name and ``param_groups`` with names. Collective.
+
+        Raises:
+            ConfigError: the optimizer got a parameter that the model does not have.
+        """
+        self._adopt()
         plain = self._optimizer.state_dict()
         own = {
             self._own[number]: {kind: take_apart(one) for kind, one in kept.items()}
@@ -222,7 +244,9 @@ class StagedOptimizer:
 
         Raises:
             ValueError: the saved names are not the model's.
+            ConfigError: the optimizer got a parameter that the model does not have.
         """
+        self._adopt()
         saved = [name for group in state_dict["param_groups"] for name in group["params"]]
         require_same_names(saved, [name for names in self._groups for name in names])
         own = self._optimizer.state_dict()["param_groups"]

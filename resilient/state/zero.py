@@ -16,7 +16,12 @@ import torch
 
 from resilient.errors import UnsavableState
 from resilient.state.flat import FlatShard
-from resilient.state.optimizer import matched_groups, require_same_names
+from resilient.state.optimizer import (
+    group_sizes,
+    matched_groups,
+    require_all_named,
+    require_same_names,
+)
 from resilient.state.tree import escape
 from resilient.state.zero_homes import homes_of, inner_optimizer, refresh, slice_of
 
@@ -109,14 +114,23 @@ class ZeroOptimizer:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._homes = homes_of(engine)
-        self._by_path = {escape(home.name): home for home in self._homes}
+        self._homes: list[Home] = []
+        self._by_path: dict[str, Home] = {}
+        self._sizes: list[int] = []
         self._arriving: dict[tuple[int, str], torch.Tensor] = {}
+        self._look()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The inner optimizer, which makes the steps."""
         return inner_optimizer(self._engine)
+
+    def _look(self) -> None:
+        """Find all homes, anew if groups have come or grown since."""
+        sizes = group_sizes(self.optimizer)
+        if sizes != self._sizes:
+            self._homes, self._sizes = homes_of(self._engine), sizes
+            self._by_path = {escape(home.name): home for home in self._homes}
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of parameters.
@@ -124,7 +138,9 @@ class ZeroOptimizer:
         Raises:
             UnsavableState: the optimizer keeps something that is neither one number for each
                 element of a parameter, nor one for all of them.
+            ConfigError: the optimizer got a group that the engine does not train.
         """
+        self._look()
         state = {
             home.name: {kind: _part(home, kind, one) for kind, one in kept.items()}
             for home in self._homes
@@ -162,7 +178,9 @@ class ZeroOptimizer:
         Raises:
             ValueError: the saved names are not this optimizer's, or parameters that ZeRO counts
                 together have different numbers of steps.
+            ConfigError: the optimizer got a group that the engine does not train.
         """
+        self._look()
         groups = matched_groups(self._names(), state_dict["param_groups"])
         state = state_dict["state"]
         require_same_names(state, [home.name for home in self._homes], partial=True)
@@ -192,6 +210,7 @@ class ZeroOptimizer:
         names: list[list[str]] = [[] for _ in self.optimizer.param_groups]
         for home in self._homes:
             names[home.group].append(home.name)
+        require_all_named(self.optimizer, names)
         return names
 
     def _room(self, home: Home, kind: str) -> torch.Tensor:

@@ -130,6 +130,33 @@ def test_an_optimizer_over_two_models_knows_both(tmp_path):
     }
 
 
+def unfreeze_at(folder, steps, *, frozen=True):
+    """Train to a step, the second layer from step 3 on; resume what is there, return all bits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.1)
+    second = {"params": list(model[1].parameters()), "lr": 0.01}
+    if not frozen:
+        optimizer.add_param_group(second)
+    with Checkpointer(folder, model=model, optimizer=optimizer) as checkpointer:
+        for step in range((checkpointer.resume() or 0) + 1, steps + 1):
+            if step == 3:
+                optimizer.add_param_group(second)
+            optimizer.zero_grad()
+            model(torch.rand(4, 3)).square().sum().backward()
+            optimizer.step()
+            checkpointer.save(step)
+    return [one.detach().numpy().tobytes() for one in model.parameters()]
+
+
+def test_layers_that_are_unfrozen_later_are_saved_and_resumed_to_the_bit(tmp_path):
+    whole = unfreeze_at(tmp_path / "whole", 6)
+    unfreeze_at(tmp_path / "cut", 4)
+    with pytest.raises(IncompatibleCheckpoint, match=r"parameters differ: 1\.bias"):
+        unfreeze_at(tmp_path / "cut", 6)
+    assert unfreeze_at(tmp_path / "cut", 6, frozen=False) == whole
+
+
 def test_an_optimizer_of_unknown_parameters_is_refused(tmp_path):
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
     with pytest.raises(ConfigError, match="`optimizer` trains none of the modules"):

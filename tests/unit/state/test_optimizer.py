@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -76,6 +78,60 @@ def test_an_optimizer_of_another_model_is_a_configuration_error():
     _, optimizer = trained(["a"])
     with pytest.raises(ConfigError, match="not the model's"):
         NamedOptimizer(model, optimizer)
+
+
+def unfreezing():
+    """Return a model, an optimizer of its first layer alone, and the view of it by name."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.1)
+    return model, optimizer, NamedOptimizer(model, optimizer)
+
+
+def step_of(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def test_groups_that_come_later_are_named_and_found():
+    model, optimizer, named = unfreezing()
+    step_of(model, optimizer)
+    assert set(named.state_dict()["state"]) == {"0.weight", "0.bias"}
+    optimizer.add_param_group({"params": [model[1].weight, model[1].bias], "lr": 0.01})
+    assert named.like("state/1.weight/exp_avg") is model[1].weight
+    step_of(model, optimizer)
+    saved = named.state_dict()
+    assert [group["params"] for group in saved["param_groups"]] == [
+        ["0.weight", "0.bias"],
+        ["1.weight", "1.bias"],
+    ]
+    assert torch.equal(
+        saved["state"]["1.bias"]["exp_avg"], optimizer.state[model[1].bias]["exp_avg"]
+    )
+    other, fresh, later = unfreezing()
+    fresh.add_param_group({"params": list(other[1].parameters())})
+    other.load_state_dict(model.state_dict())
+    later.load_state_dict(copy.deepcopy(saved))
+    for one in ((model, optimizer), (other, fresh)):
+        step_of(*one)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_a_parameter_that_took_the_place_of_another_is_found_by_name():
+    model, optimizer, named = unfreezing()
+    named.state_dict()
+    model[0] = torch.nn.Linear(3, 3)
+    optimizer.param_groups[0]["params"] = list(model[0].parameters())
+    assert named.state_dict()["param_groups"][0]["params"] == ["0.weight", "0.bias"]
+    assert named.like("state/0.weight/exp_avg") is model[0].weight
+
+
+def test_a_later_group_of_another_model_is_a_configuration_error():
+    _, optimizer, named = unfreezing()
+    optimizer.add_param_group({"params": list(torch.nn.Linear(3, 3).parameters())})
+    with pytest.raises(ConfigError, match="2 of the optimizer's 4 parameters are not the model's"):
+        named.state_dict()
 
 
 def test_it_says_which_parameter_a_state_will_lie_like_before_there_is_any():

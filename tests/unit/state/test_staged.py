@@ -180,6 +180,35 @@ def test_an_optimizer_of_the_model_as_it_was_is_refused():
         StagedOptimizer(stage_of(0), optimizer, writes=True, exchange=lambda one: [one])
 
 
+def test_a_group_that_comes_later_is_cut_as_the_first_were():
+    shown, models = {}, [stage_of(number) for number in range(2)]
+    kept = []
+    for number, model in enumerate(models):
+        optimizer = torch.optim.AdamW(model.first.parameters(), lr=0.1)
+        one = StagedOptimizer(model, optimizer, writes=True, exchange=exchange(shown, number))
+        step(optimizer)
+        one.state_dict()
+        optimizer.add_param_group({"params": list(model.second.parameters())})
+        step(optimizer)
+        one.state_dict()
+        kept.append(one)
+    for number, one in enumerate(kept):
+        state = one.state_dict()
+        names = [["first.weight", "first.bias"], ["second.weight", "second.bias"]]
+        assert [group["params"] for group in state["param_groups"]] == names
+        assert sorted(state["state"]) == sorted(name for some in names for name in some)
+        held = [len(group["params"]) for group in one.optimizer.param_groups]
+        assert held == ([2, 0] if number == 0 else [0, 2])
+        mine = stage_of(number, seed=2)
+        fresh = torch.optim.AdamW(mine.first.parameters(), lr=0.1)
+        other = StagedOptimizer(mine, fresh, writes=True, exchange=lambda one: [one])
+        fresh.add_param_group({"params": list(mine.second.parameters())})
+        other.load_state_dict({**state, "state": {}})
+    optimizer.add_param_group({"params": list(nn.Linear(1, 1).parameters())})
+    with pytest.raises(ConfigError, match="2 of the optimizer's 2 parameters are not the model"):
+        kept[1].state_dict()
+
+
 def test_tied_parameters_stay_one_wherever_they_are():
     for number in range(2):
         model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "c": nn.Linear(2, 2)})

@@ -133,6 +133,14 @@ def test_other_parameters_or_groups_are_refused():
         ZeroOptimizer(DeepSpeedEngine()).load_state_dict(state)
 
 
+def test_a_group_that_the_engine_does_not_train_is_refused_rather_than_left_out():
+    engine = stepped(DeepSpeedEngine())
+    part = ZeroOptimizer(engine)
+    engine.basic_optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ConfigError, match="group 1 of the optimizer, of 1 parameters, was added"):
+        part.state_dict()
+
+
 def test_what_cannot_be_told_apart_by_parameter_is_refused_by_name():
     engine = stepped(DeepSpeedEngine(), absmax=torch.ones(2))
     with pytest.raises(UnsavableState, match="`absmax` of shape"):
