@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from resilient.state.kinds import require_same_kind
 from resilient.state.optimizer import matched_groups, require_same_names
 from resilient.state.tree import escape
 
@@ -96,6 +97,14 @@ class Fsdp1Optimizer:
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
         return self._layout.get(name) if place == "state" and kind != "step" else None
+
+    def check_saved(self, tree: Mapping[str, Any]) -> None:
+        """Look at a saved state before anything is loaded.
+
+        Raises:
+            ValueError: it is of another kind of optimizer.
+        """
+        require_same_kind(self._optimizer, tree)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.extents import Content, stored_spans, view_of
 from resilient.format.names import rank_part
 from resilient.format.regions import Region, row_strides, whole
-from resilient.format.trees import tree_of
+from resilient.format.trees import tensors_of, tree_of
 from resilient.state.boxes import Box
 from resilient.state.dtypes import TORCH_DTYPES
 from resilient.state.landing import Landing
@@ -20,7 +21,7 @@ from resilient.state.tree import unflatten
 from resilient.storage.buffers import MEMORY_ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from resilient.format.manifest import Manifest, StoredRegion, TensorEntry
     from resilient.state.capture import Part
@@ -92,6 +93,8 @@ def load(
 ) -> None:
     """Give every part that the checkpoint holds its state back, in the order of ``parts``.
 
+    A part may have a method ``check_saved(tree)``, which is asked before the first one is loaded.
+
     Crash: only this process's memory changed.
 
     Args:
@@ -108,20 +111,33 @@ def load(
     landing = landing or Landing(parts)
     entries = {entry.name: entry for entry in manifest.parts}
     tensors = {entry.name: entry for entry in manifest.tensors}
+    trees: dict[str, Any] = {}
     for name, part in parts.items():
         entry = entries.get(stored_name(name, part, rank))
         if entry is None:
             continue
         content = files[entry.document]
-        tree = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
-        state = unflatten(tree, _Reader(tensors, files, landing))
-        try:
-            part.stateful.load_state_dict(state)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise IncompatibleCheckpoint(
-                f"`{name}` cannot take its state from {manifest.checkpoint}: {error}",
-                hint=f"resilient ckpt inspect {manifest.checkpoint} --tensors",
-            ) from error
+        trees[name] = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
+        if hasattr(part.stateful, "check_saved"):
+            tensors_of(trees[name])
+            with _told_of(name, manifest):
+                part.stateful.check_saved(trees[name])
+    for name in list(trees):
+        state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
+        with _told_of(name, manifest):
+            parts[name].stateful.load_state_dict(state)
+
+
+@contextmanager
+def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
+    """Say which part of which checkpoint it was that something does not take."""
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise IncompatibleCheckpoint(
+            f"`{name}` cannot take its state from {manifest.checkpoint}: {error}",
+            hint=f"resilient ckpt inspect {manifest.checkpoint} --tensors",
+        ) from error
 
 
 class _Reader:

@@ -11,6 +11,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.state.kinds import require_same_kind
 from resilient.state.objects import put_together, take_apart
 from resilient.state.tree import escape
 
@@ -101,6 +102,14 @@ class NamedOptimizer:
         name, _, kind = rest.partition("/")
         # torch keeps the number of steps whole, whatever it keeps beside it.
         return self._held.get(name) if place == "state" and kind != "step" else None
+
+    def check_saved(self, tree: Mapping[str, Any]) -> None:
+        """Look at a saved state before anything is loaded.
+
+        Raises:
+            ValueError: it is of another kind of optimizer.
+        """
+        require_same_kind(self._optimizer, tree)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.

@@ -15,6 +15,7 @@ import torch
 
 from resilient.errors import UnsavableState
 from resilient.state.flat import FlatShard
+from resilient.state.kinds import require_same_kind
 from resilient.state.optimizer import matched_groups, require_all_named, require_same_names
 from resilient.state.tree import escape
 
@@ -109,6 +110,14 @@ class PieceOptimizer:
         if place != "state" or kind == _COUNT or run is None or run.is_whole:
             return None
         return run.part_of(run.home(kind))
+
+    def check_saved(self, tree: Mapping[str, Any]) -> None:
+        """Look at a saved state before anything is loaded.
+
+        Raises:
+            ValueError: it is of another kind of optimizer.
+        """
+        require_same_kind(self.optimizer, tree)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.

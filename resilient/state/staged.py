@@ -17,6 +17,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.state.flat import FlatShard
+from resilient.state.kinds import require_same_kind
 from resilient.state.objects import put_together, take_apart
 from resilient.state.optimizer import matched_groups, require_same_names
 from resilient.state.tree import PLAIN, escape
@@ -238,6 +239,14 @@ class StagedOptimizer:
         if one is None or one.is_meta:
             return None if one is None else elsewhere(one.shape, one.dtype)
         return None if type(one) in PLAIN else one.detach()
+
+    def check_saved(self, tree: Mapping[str, Any]) -> None:
+        """Look at a saved state before anything is loaded.
+
+        Raises:
+            ValueError: it is of another kind of optimizer.
+        """
+        require_same_kind(self._optimizer, tree)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter that is here the state saved under its name.

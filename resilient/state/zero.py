@@ -16,6 +16,7 @@ import torch
 
 from resilient.errors import UnsavableState
 from resilient.state.flat import FlatShard
+from resilient.state.kinds import require_same_kind
 from resilient.state.optimizer import (
     group_sizes,
     matched_groups,
@@ -171,6 +172,14 @@ class ZeroOptimizer:
         if place != "state" or kind == "step" or home is None or home.is_whole:
             return None
         return home.part_of(self._room(home, kind))
+
+    def check_saved(self, tree: Mapping[str, Any]) -> None:
+        """Look at a saved state before anything is loaded.
+
+        Raises:
+            ValueError: it is of another kind of optimizer.
+        """
+        require_same_kind(self.optimizer, tree)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.

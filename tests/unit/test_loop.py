@@ -157,6 +157,22 @@ def test_layers_that_are_unfrozen_later_are_saved_and_resumed_to_the_bit(tmp_pat
     assert unfreeze_at(tmp_path / "cut", 6, frozen=False) == whole
 
 
+def test_the_state_of_another_kind_of_optimizer_is_refused_before_anything_is_loaded(tmp_path):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with Checkpointer(
+        tmp_path, notes=(notes := {"at": 1}), model=model, optimizer=optimizer
+    ) as kept:
+        kept.resume()
+        kept.save(1)
+    notes["at"] = 2
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(IncompatibleCheckpoint, match="`betas`, `eps`, and SGD is told `dampening`"):
+        Checkpointer(tmp_path, notes=notes, model=model, optimizer=other).resume()
+    assert notes == {"at": 2}
+    other.step()
+
+
 def test_an_optimizer_of_unknown_parameters_is_refused(tmp_path):
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
     with pytest.raises(ConfigError, match="`optimizer` trains none of the modules"):

@@ -141,3 +141,44 @@ def test_it_says_which_parameter_a_state_will_lie_like_before_there_is_any():
     assert named.like("state/a.weight/step") is None
     assert named.like("state/b.weight/exp_avg") is None
     assert named.like("param_groups/0/a.weight") is None
+
+
+KINDS = [
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax"),
+    *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+]
+GOES_ON_FROM = {kind: {"Adam", "AdamW", "NAdam", "RAdam"} for kind in ("Adam", "AdamW", "RAdam")}
+
+
+def two_steps(kind, saved=None):
+    """Make a step, take a state that was saved if there is one, and make another step."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+    named = NamedOptimizer(model, optimizer)
+    if saved is not None:
+        named.check_saved(saved)
+        named.load_state_dict(saved)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return named.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_takes_its_own_state_and_refuses_those_that_it_cannot_go_on_from(kind):
+    for other in KINDS:
+        saved = two_steps(other)
+        if other == kind or other in GOES_ON_FROM.get(kind, ()):
+            two_steps(kind, saved)
+            continue
+        with pytest.raises(ValueError, match=f"it was saved by an optimizer that .*{kind} "):
+            two_steps(kind, saved)
+
+
+def test_options_that_torch_or_schedules_added_since_are_no_other_kind():
+    saved = two_steps("AdamW")
+    for name in ("decoupled_weight_decay", "foreach", "fused", "amsgrad"):
+        del saved["param_groups"][0][name]
+    saved["param_groups"][0] |= {"initial_lr": 0.1, "max_lr": 1.0, "bias_correction": True}
+    saved["param_groups"][0]["told_by_a_package"] = 1
+    two_steps("AdamW", saved)
