@@ -12,7 +12,6 @@ The spine does the work; this finds the ranks and turns what the user names into
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
-from resilient.opening import open_checkpointer
+from resilient.opening import open_checkpointer, split_options
 from resilient.state.things import Things, gather_things
 from resilient.vault.facts import PartsStartedFresh
 from resilient.vault.keeper.guest import KeeperAddress
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from resilient import checkpointer
     from resilient.format.names import CheckpointId
     from resilient.world.gang import Gang
-
-_FOUND_HERE = {"url", "world", "board", "scope", "keeper"}
-_OPTIONS = set(inspect.signature(open_checkpointer).parameters) - _FOUND_HERE
 
 
 class Checkpointer:
@@ -65,13 +61,15 @@ class Checkpointer:
             of them and is written once; what each rank has for itself is a
             ``Part(thing, "rank")``. The options of
             :func:`resilient.opening.open_checkpointer` (``keep_last``, ``retention``,
-            ``storage_options``, ...) are taken by their names.
+            ``storage_options``, ...) are taken by their names, and ``save_total_limit`` for
+            ``keep_last``. A plain value whose name is close to an option's is refused as a slip;
+            ``Part(value)`` is saved under any name.
 
     Attributes:
         resumed: the checkpoint that ``resume`` loaded.
 
     Raises:
-        ConfigError: a name is taken.
+        ConfigError: a name is taken, or an option's that was misspelt.
     """
 
     def __init__(
@@ -82,14 +80,10 @@ class Checkpointer:
         overlap: bool = False,
         **things: Any,
     ) -> None:
-        taken = sorted(_FOUND_HERE & set(things))
-        if taken:
-            raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
         self._url = os.fspath(url)
         self._rng = rng
         self._overlap = overlap
-        self._options = {name: one for name, one in things.items() if name in _OPTIONS}
-        self._given = {name: one for name, one in things.items() if name not in _OPTIONS}
+        self._options, self._given = split_options(things)
         self._gang: Gang | None = None
         self._topic = ""
         self._things = Things({})

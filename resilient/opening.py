@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -15,7 +18,7 @@ from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.keeper.link import persister_for
-from resilient.vault.registry.retention import Retention
+from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.saving.near import with_near_tier
 from resilient.vault.saving.promoter import Tiering
 from resilient.world.comms import Comms
@@ -24,8 +27,6 @@ from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from resilient.vault.keeper.guest import KeeperAddress
     from resilient.world.board import Board
 
@@ -38,7 +39,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     *,
     scope: str = "0",
     keep_last: int | None = None,
-    retention: Retention | None = None,
+    retention: Retention | Mapping[str, Any] | None = None,
     within_seconds: float = 600.0,
     single_writer: bool = False,
     parity: int = 0,
@@ -64,7 +65,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         scope: new for every life and every checkpointer on the same board, and the same on all
             ranks; what an earlier one left on the board is not mistaken for an answer.
         keep_last: how many checkpoints to keep; None keeps all.
-        retention: the same and more, in place of ``keep_last``.
+        retention: the same and more, in place of ``keep_last``; or its fields by name, as
+            :func:`resilient.vault.registry.retention.parse_retention` takes them.
         within_seconds: how long one phase of a save or resume may take.
         single_writer: the user promises that no other job writes there.
         parity: how many files of each rank's may be lost and be computed back, bit for bit; each
@@ -96,7 +98,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     _require_common(url, world, board)
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` say the same: use one of them")
-    kept = retention or Retention(keep_last)
+    kept = Retention(keep_last) if retention is None else _retention(retention)
     bounds = (within_seconds, single_writer, save_unchanged)
     limits = Limits(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
     # A loop of the user's own has no other place that could ask for them.
@@ -116,6 +118,79 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     if keeper is not None:
         keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
     return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options)))
+
+
+FOUND_BY_THE_LOOP = frozenset({"url", "world", "board", "scope", "keeper"})
+"""Arguments of :func:`open_checkpointer` that nobody gives a loop of one's own."""
+
+_OPTIONS = frozenset(inspect.signature(open_checkpointer).parameters) - FOUND_BY_THE_LOOP
+_LIMIT = "save_total_limit"
+# What is close to one of these was meant to be it, whatever is saved under such a name.
+_MEANT = {
+    **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
+    **{one.name: "retention" for one in fields(Retention) if one.name not in _OPTIONS},
+    # What others call it.
+    **dict.fromkeys(("keep_n", "max_to_keep", "save_top_k", "total_limit"), "keep_last"),
+}
+_ALIKE_MIN = 0.8
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options among what a loop names, and the things that it wants saved.
+
+    Args:
+        given: by name; ``save_total_limit`` is ``keep_last``, as Hugging Face calls it.
+
+    Raises:
+        ConfigError: a name is taken, a limit is given twice or is none, or a plain value has a
+            name so close to an option's that it was meant to be one.
+    """
+    taken = sorted(FOUND_BY_THE_LOOP & set(given))
+    if taken:
+        raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
+    options = {name: one for name, one in given.items() if name in _OPTIONS}
+    things = {name: one for name, one in given.items() if name not in _OPTIONS and name != _LIMIT}
+    for name, thing in things.items():
+        _refuse_slip(name, thing)
+    limit = given.get(_LIMIT)
+    if limit is not None:
+        require_count(_LIMIT, limit)
+        for name in ("keep_last", "retention"):
+            if options.get(name) is not None:
+                raise ConfigError(f"`{_LIMIT}` and `{name}` say the same: use one of them")
+        options["keep_last"] = limit
+    return options, things
+
+
+def _refuse_slip(name: str, thing: Any) -> None:
+    """Raise if a plain value has a name as an option that somebody misspelt."""
+    plain = bool | int | float | str | bytes | list | tuple | dict | Retention | Tiering
+    if thing is not None and not isinstance(thing, plain):
+        return
+    close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
+    if close:
+        raise ConfigError(
+            f"`{name}` is no option, and would be saved as a thing: did you mean "
+            f"`{_MEANT[close[0]]}`?",
+            hint=f"to save it under that name all the same, give {name}=Part(value), with "
+            "resilient.Part",
+        )
+
+
+def _retention(wished: Any) -> Retention:
+    """Return a retention, or what its fields by name say.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(wished, Retention):
+        return wished
+    if isinstance(wished, Mapping):
+        return parse_retention(wished)
+    raise ConfigError(
+        f"`retention`={wished!r} is not accepted: it is a {type(wished).__name__}",
+        hint='give resilient.Retention(keep_last=3), or its fields: retention={"keep_last": 3}',
+    )
 
 
 def _require_common(url: str, world: World, board: Board | None) -> None:

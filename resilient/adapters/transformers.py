@@ -56,8 +56,8 @@ class ResilientCallback(TrainerCallback):
     Args:
         trainer: the trainer that this will be a callback of.
         url: the repository; not the trainer's ``output_dir``, where it sweeps by itself.
-        options: those of :class:`resilient.loop.Checkpointer`; ``keep_last`` is
-            ``save_total_limit`` unless it or ``retention`` is given.
+        options: those of :class:`resilient.loop.Checkpointer`; ``keep_last`` is the trainer's
+            ``save_total_limit`` unless that, it or ``retention`` is given.
 
     Raises:
         ConfigError: this release of Transformers is not known, the trainer uses DeepSpeed, or the
@@ -177,7 +177,7 @@ class ResilientCallback(TrainerCallback):
     def _kept(self) -> dict[str, Any]:
         """Return the options, with the trainer's own wish for how many to keep."""
         limit = self._trainer.args.save_total_limit
-        own = limit and not {"keep_last", "retention"} & set(self._options)
+        own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)
         return {**self._options, **({"keep_last": limit} if own else {})}
 
     def _state(self) -> dict[str, Any]:

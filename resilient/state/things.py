@@ -6,7 +6,7 @@ that the model itself has, and optimizer state under the names of its parameters
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -142,7 +142,7 @@ def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things
 
     Args:
         things: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``,
-            ``torch.Generator``, plain values, or parts.
+            ``torch.Generator``, plain values, or parts, of plain values too.
         ranks: how many train together.
         rng: whether the global random state is a part, too.
 
@@ -189,7 +189,10 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
 
 def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
     if isinstance(thing, Part):
-        return thing
+        inner: Any = thing.stateful
+        if not hasattr(inner, "state_dict"):
+            inner = _part(name, inner, models).stateful
+        return replace(thing, stateful=inner)
     if isinstance(thing, nn.Module):
         return _model(name, thing)
     if isinstance(thing, Optimizer) or _is_a(thing, "DeepSpeedOptimizer"):

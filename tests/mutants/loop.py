@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 LOOP = "tests/unit/test_loop.py"
 CLIPPING = "tests/unit/train/test_clipping.py"
 BAR = "tests/unit/train/test_progress_bar.py"
+OPTIONS = "tests/unit/test_options.py"
 LAYOUTS = "tests/process/test_loop_killed.py -k layout"
 LEFT_OPEN = "tests/process/test_left_open.py"
 
@@ -101,5 +102,47 @@ MUTANTS = [
         "        ending.end()\n",
         "        pass\n",
         f"{LEFT_OPEN} -k worker_ends",
+    ),
+    Mutant(
+        "a limit that Transformers calls otherwise is saved as a thing",
+        "resilient/opening.py",
+        '        options["keep_last"] = limit\n',
+        "",
+        f"{OPTIONS} -k limit",
+    ),
+    Mutant(
+        "an option that was misspelt is saved as a thing",
+        "resilient/opening.py",
+        "    if close:\n",
+        "    if False:\n",
+        f"{OPTIONS} -k slip",
+    ),
+    Mutant(
+        "usual names are taken for slips",
+        "resilient/opening.py",
+        "_ALIKE_MIN = 0.8",
+        "_ALIKE_MIN = 0.4",
+        f"{OPTIONS} -k usual",
+    ),
+    Mutant(
+        "a part may not have the name of a slip",
+        "resilient/opening.py",
+        "    if thing is not None and not isinstance(thing, plain):\n",
+        "    if False:\n",
+        f"{OPTIONS} -k any_name",
+    ),
+    Mutant(
+        "a part of a plain value has no state",
+        "resilient/state/things.py",
+        '        if not hasattr(inner, "state_dict"):\n',
+        "        if False:\n",
+        f"{OPTIONS} -k any_name",
+    ),
+    Mutant(
+        "whatever is given as retention is taken for one",
+        "resilient/opening.py",
+        "    if isinstance(wished, Mapping):\n        return parse_retention(wished)\n",
+        "    if isinstance(wished, Mapping):\n        return wished\n",
+        f"{OPTIONS} -k limit",
     ),
 ]
