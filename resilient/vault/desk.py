@@ -64,6 +64,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_parity(self.parity)
+        if not isinstance(self.retention, Retention):
+            raise ConfigError(
+                f"`retention`={self.retention!r} is not accepted: it is a "
+                f"{type(self.retention).__name__}, and no Retention"
+            )
         if self.save_unchanged not in UNCHANGED:
             raise ConfigError(
                 f"`save_unchanged`={self.save_unchanged!r} is not accepted: "

@@ -107,6 +107,22 @@ class CopyFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TidyingBroke(Event):
+    """What follows a commit met an error that is no store's; the checkpoint stays committed."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    reason: str
+
+    def line(self) -> str:
+        """Say what broke where, and that nothing was lost by it."""
+        return (
+            f"{self.checkpoint} is saved, but a defect, not the store, kept old ones from being "
+            f"looked through: {self.reason}; report it, and run resilient ckpt prune REPO --dry-run"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointMended(Event):
     """A rank resumed from a damaged checkpoint: parity gave back what was lost, in memory."""
 

@@ -20,12 +20,13 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from resilient.events import CheckpointCommitted, Emitter
+from resilient.events import CheckpointCommitted, Emitter, RotationFailed
 from resilient.format.names import CheckpointId
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage.local import LocalStore
 from resilient.testing.memory import MemoryStore
+from resilient.vault.facts import TidyingBroke
 from resilient.vault.health.verify import verify
 from resilient.vault.keeper.handover import from_json, to_json
 from resilient.vault.keeper.link import KeeperPersister
@@ -106,6 +107,20 @@ def test_a_foreign_error_after_the_commit_makes_no_failure_of_it():
     save(checkpointer, 2)
     checkpointer.close()
     check_mark(store, 1)
+
+
+def test_a_foreign_error_after_the_commit_is_not_told_as_a_deletion_that_failed():
+    told = []
+    desk = open_one(Strange())._desk
+    emit = Emitter(SystemClock(), (lambda _, event: told.append(event),))
+    checkpointer = Checkpointer(replace(desk, emit=emit))
+    checkpointer.resume({})
+    save(checkpointer, 1)
+    checkpointer.close()
+    assert not [one for one in told if isinstance(one, RotationFailed)]
+    (event,) = [one for one in told if isinstance(one, TidyingBroke)]
+    assert event.reason.startswith("RuntimeError: a client's own error (in put, test_failed_saves")
+    assert "checkpoint-1-g1 is saved, but a defect, not the store" in event.line()
 
 
 class Refusing(ThreadPersister):

@@ -5,7 +5,9 @@ Runs beside training, in a thread or a process; it holds no tensor.
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -231,7 +233,19 @@ def _settle_or_tell(desk: Desk, job: Job, memory: Memory, orders: Orders) -> Non
     settled = attempt(lambda: _settle(desk, job, memory, orders))
     if isinstance(settled, Failure):
         memory.owes_mark = True
-        desk.emit(events.RotationFailed(job.about.checkpoint.folder, settled.message))
+        folder, cause = job.about.checkpoint.folder, settled.cause
+        if isinstance(cause, ResilientError):
+            desk.emit(events.RotationFailed(folder, settled.message))
+        else:
+            desk.emit(facts.TidyingBroke(folder, f"{settled.message}{_place_of(cause)}"))
+
+
+def _place_of(error: BaseException | None) -> str:
+    """Return where an error that nobody expected was raised."""
+    frames = traceback.extract_tb(error.__traceback__ if error else None)
+    if not frames:
+        return ""
+    return f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
 def _settle(desk: Desk, job: Job, memory: Memory, orders: Orders) -> None:
