@@ -21,7 +21,7 @@ from resilient import events
 from resilient.clock import Stopwatch
 from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
 from resilient.format.extents import held_bytes
-from resilient.format.names import CheckpointId
+from resilient.format.names import CheckpointId, whole_step
 from resilient.overlap import Overlap, handing_over
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
@@ -181,7 +181,7 @@ class Checkpointer:
         not exist and older ones are untouched.
 
         Args:
-            step: names the checkpoint together with this life's number.
+            step: names the checkpoint together with this life's number; a whole number.
             parts: what to save.
             about: what the manifest says besides.
             keep: checkpoints that rotation must not delete; the manifest names them.
@@ -193,22 +193,22 @@ class Checkpointer:
 
         Raises:
             SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
-            ConfigError: this life has saved this step or tried to, or ``resume`` has not returned.
+            ConfigError: no step, one that this life has saved or tried to, or ``resume`` is due.
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
         life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
         self.wait()
         with self._stall.running():
-            checkpoint = self._claim_step(CheckpointId(life.number, step))
+            checkpoint = self._claim_step(CheckpointId(life.number, whole_step(step)))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
             about = about.closing(checkpoint, life)
             self._persister.begin(topic)
             steady = steady_memory(parts) if overlap else ()
-            staged = stage(capture(step, parts, world.rank), world, self._arena, steady)
+            staged = stage(capture(checkpoint.step, parts, world.rank), world, self._arena, steady)
             job = Job(
-                about=describe(self._desk, life, step, about, keep),
+                about=describe(self._desk, life, checkpoint.step, about, keep),
                 files=staged.files,
                 parts=staged.parts,
                 keep=tuple(keep),

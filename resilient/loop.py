@@ -22,6 +22,7 @@ from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
+from resilient.format.names import whole_step
 from resilient.opening import open_checkpointer, split_options
 from resilient.state.things import Things, gather_things
 from resilient.vault.facts import PartsStartedFresh
@@ -185,7 +186,7 @@ class Checkpointer:
         not exist and older ones are untouched.
 
         Args:
-            step: names the checkpoint; ``resume`` returns it.
+            step: names the checkpoint; ``resume`` returns it. A whole number of any type.
             metrics: numbers measured at this step; retention finds the best by them.
             keep: checkpoints that rotation must not delete.
 
@@ -194,11 +195,12 @@ class Checkpointer:
 
         Raises:
             SaveFailed: the save before this one failed; this one did not begin.
-            ConfigError: this life has saved this step already, or ``resume`` was not called.
+            ConfigError: it is no step, or this life has saved it already, or ``resume`` was not
+                called.
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
-        spine, things = self._begun("save()"), self._things
+        spine, things, step = self._begun("save()"), self._things, whole_step(step)
         things.align()
         measured = {name: _number(value) for name, value in (metrics or {}).items()}
         about = About(strategy=things.strategy, metrics=measured)

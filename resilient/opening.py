@@ -133,6 +133,7 @@ _MEANT = {
     **dict.fromkeys(("keep_n", "max_to_keep", "save_top_k", "total_limit"), "keep_last"),
 }
 _ALIKE_MIN = 0.8
+_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, Retention, Tiering)
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -164,8 +165,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 def _refuse_slip(name: str, thing: Any) -> None:
     """Raise if a plain value has a name as an option that somebody misspelt."""
-    plain = bool | int | float | str | bytes | list | tuple | dict | Retention | Tiering
-    if thing is not None and not isinstance(thing, plain):
+    if thing is not None and not isinstance(thing, _PLAIN):
         return
     close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
     if close:

@@ -22,8 +22,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
+from typing import Any
+
+from resilient.errors import ConfigError
 
 MANIFEST = "manifest.json"
 MANIFEST_COPY = "manifest.copy.json"
@@ -34,6 +38,9 @@ LEDGER = "ledger/"
 STATE_DOCUMENT = "state.json"
 ABILITIES = "store-abilities.json"
 PARITY_SUFFIX = ".parity"
+
+STEP_MAX = 10**18 - 1
+"""The greatest step that the name of a checkpoint can say."""
 
 _ROOT_LENGTH = 16
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
@@ -76,6 +83,28 @@ class CheckpointId:
 
     def __str__(self) -> str:
         return self.folder
+
+
+def whole_step(step: Any) -> int:
+    """Return a step as the plain number that it is, of NumPy and of a tensor too.
+
+    Raises:
+        ConfigError: it is no single whole number, or out of bounds.
+    """
+    number = -1
+    is_truth = "bool" in str(getattr(step, "dtype", type(step).__name__))
+    if not is_truth and not getattr(step, "ndim", 0) and hasattr(step, "__index__"):
+        try:
+            number = operator.index(step)
+        except TypeError:  # such as a tensor of floats, which has the method all the same
+            number = -1
+    if not 0 <= number <= STEP_MAX:
+        raise ConfigError(
+            f"{step!r} ({type(step).__name__}) is no step: a step is a whole number from 0 to "
+            f"{STEP_MAX}",
+            hint="count optimizer steps, and give their number: save(int(step))",
+        )
+    return number
 
 
 def parse_checkpoint(folder: str) -> CheckpointId | None:

@@ -127,7 +127,7 @@ MUTANTS = [
     Mutant(
         "a part may not have the name of a slip",
         "resilient/opening.py",
-        "    if thing is not None and not isinstance(thing, plain):\n",
+        "    if thing is not None and not isinstance(thing, _PLAIN):\n",
         "    if False:\n",
         f"{OPTIONS} -k any_name",
     ),

@@ -8,6 +8,8 @@ VAULT = "tests/unit/vault"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
 FAILED = "tests/unit/test_failed_saves.py"
 
+STEPS = "tests/unit/test_steps.py"
+
 MUTANTS = [
     Mutant(
         "files are deleted before the manifest",
@@ -195,5 +197,40 @@ MUTANTS = [
         "        _settle_or_tell(desk, job, memory, Orders",
         "        _settle(desk, job, memory, Orders",
         FAILED,
+    ),
+    Mutant(
+        "a foreign error after a commit is told as a deletion that failed",
+        "resilient/vault/saving/persist.py",
+        "        if isinstance(cause, ResilientError):\n",
+        "        if True:\n",
+        f"{FAILED} -k deletion",
+    ),
+    Mutant(
+        "a truth is taken for a step",
+        "resilient/format/names.py",
+        "    if not is_truth and not getattr",
+        "    if not getattr",
+        STEPS,
+    ),
+    Mutant(
+        "a row of steps is taken for one",
+        "resilient/format/names.py",
+        ' and not getattr(step, "ndim", 0) and',
+        " and",
+        STEPS,
+    ),
+    Mutant(
+        "a step that no name can say is taken",
+        "resilient/format/names.py",
+        "    if not 0 <= number <= STEP_MAX:\n",
+        "    if number < 0:\n",
+        STEPS,
+    ),
+    Mutant(
+        "the spine takes whatever a loop calls a step",
+        "resilient/checkpointer.py",
+        "CheckpointId(life.number, whole_step(step))",
+        "CheckpointId(life.number, step)",
+        STEPS,
     ),
 ]
