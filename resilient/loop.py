@@ -23,7 +23,8 @@ from resilient.clock import SystemClock
 from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
 from resilient.format.names import whole_step
-from resilient.opening import open_checkpointer, split_options
+from resilient.opening import mapping_of, open_checkpointer, split_options
+from resilient.state.numbers import plain_metrics
 from resilient.state.things import Things, gather_things
 from resilient.vault.facts import PartsStartedFresh
 from resilient.vault.keeper.guest import KeeperAddress
@@ -197,13 +198,12 @@ class Checkpointer:
             SaveFailed: the save before this one failed; this one did not begin.
             ConfigError: it is no step, or this life has saved it already, or ``resume`` was not
                 called.
-            UnsavableState: a value that only pickle could save.
+            UnsavableState: a value that only pickle could save, or a metric that is no number.
             Fenced: a newer life began.
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
+        about = About(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
         things.align()
-        measured = {name: _number(value) for name, value in (metrics or {}).items()}
-        about = About(strategy=things.strategy, metrics=measured)
         return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId, name: str) -> None:
@@ -285,7 +285,7 @@ class Checkpointer:
         url = launch.repo or self._url
         tell_repository(launch, url)
         # Whoever launches names the place, and so knows better how to get there.
-        reach = {**(options.pop("storage_options", None) or {}), **launch.storage_options}
+        reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
         alone = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
         return open_checkpointer(
@@ -325,7 +325,3 @@ def _keeper(gang: Gang) -> KeeperAddress | None:
     if not launch.keeper:
         return None
     return KeeperAddress(launch.keeper, launch.host, events=str(_events_file(gang) or ""))
-
-
-def _number(value: Any) -> float:
-    return float(value.detach() if hasattr(value, "detach") else value)

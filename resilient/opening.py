@@ -102,7 +102,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     bounds = (within_seconds, single_writer, save_unchanged)
     limits = Limits(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
     # A loop of the user's own has no other place that could ask for them.
-    options = read_storage_options(os.environ) if storage_options is None else storage_options
+    is_said = storage_options is not None
+    options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
     signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
     desk = Desk(
         store=open_store(url, storage_options=options),
@@ -161,6 +162,22 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
                 raise ConfigError(f"`{_LIMIT}` and `{name}` say the same: use one of them")
         options["keep_last"] = limit
     return options, things
+
+
+def mapping_of(storage_options: Any) -> Mapping[str, Any]:
+    """Return storage options, none for None.
+
+    Raises:
+        ConfigError: they are no mapping; what they are is not shown, for it may be a secret.
+    """
+    if storage_options is None:
+        return {}
+    if isinstance(storage_options, Mapping):
+        return storage_options
+    raise ConfigError(
+        f"`storage_options` is a {type(storage_options).__name__}, and no mapping",
+        hint='give names and values: storage_options={"endpoint": "http://127.0.0.1:9000"}',
+    )
 
 
 def _refuse_slip(name: str, thing: Any) -> None:

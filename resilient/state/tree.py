@@ -18,7 +18,7 @@ import torch
 
 from resilient.errors import IntegrityError, UnsavableState
 from resilient.format.rows import Rows
-from resilient.format.trees import tensors_of
+from resilient.format.trees import DEPTH_MAX, tensors_of
 from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -28,6 +28,19 @@ Tensors = dict[str, torch.Tensor]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """The types of tensors that are whole on the rank that has them."""
+
+# A leaf, such as an array of NumPy, takes up to four levels of JSON more.
+_DEPTH_MAX = DEPTH_MAX - 4
+_LEVELS: dict[type, int] = {
+    list: 1,
+    dict: 1,
+    tuple: 2,
+    set: 2,
+    frozenset: 2,
+    OrderedDict: 3,
+    Counter: 3,
+}
+_SHOWN_MAX = 120
 
 _NESTED = frozenset({list, dict})
 _PLAIN_VALUES = frozenset({type(None), bool, int, str})
@@ -46,10 +59,14 @@ def flatten(part: str, value: Any) -> tuple[Any, Tensors]:
         value: nested dicts, lists, tensors, arrays and plain values.
 
     Raises:
-        UnsavableState: a value of a type outside the list; names its path.
+        UnsavableState: a value of a type outside the list, or nested deeper than can be read;
+            names its path.
     """
     flattener = _Flattener()
-    return flattener.visit(value, part), flattener.tensors
+    try:
+        return flattener.visit(value, part), flattener.tensors
+    except RecursionError as error:
+        raise _too_deep(part) from error
 
 
 class _Flattener:
@@ -58,6 +75,7 @@ class _Flattener:
     def __init__(self) -> None:
         self.tensors: Tensors = {}
         self._at: dict[int, list[str]] = {}
+        self._depth = 0
 
     def visit(self, value: Any, path: str) -> Any:
         if type(value) in _PLAIN_VALUES:
@@ -66,7 +84,7 @@ class _Flattener:
             return value if math.isfinite(value) else {"$float": repr(value)}
         writer = _WRITERS.get(type(value))
         if writer is not None:
-            return writer(self, value, path)
+            return self._within(_LEVELS.get(type(value), 0), path, writer, value)
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path)
         if isinstance(value, np.generic):
@@ -78,6 +96,15 @@ class _Flattener:
             hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
         )
 
+    def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
+        """Write what takes some levels of JSON, if a reader would follow so deep."""
+        self._depth += levels
+        if self._depth > _DEPTH_MAX:
+            raise _too_deep(path)
+        written = write(self, value, path)
+        self._depth -= levels
+        return written
+
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {
@@ -86,7 +113,7 @@ class _Flattener:
                 else self.visit(one, f"{path}/{escape(key)}")
                 for key, one in value.items()
             }
-        return {"$dict": self.pairs(value, path)}
+        return {"$dict": self._within(2, path, _Flattener.pairs, value)}
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
         return [
@@ -139,6 +166,15 @@ class _Flattener:
             raise UnsavableState(
                 f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes", path=path
             ) from error
+
+
+def _too_deep(path: str) -> UnsavableState:
+    shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
+    return UnsavableState(
+        f"`{shown}` nests deeper than the {DEPTH_MAX} levels that are read, or holds itself",
+        path=shown,
+        hint="leave out what refers back to what holds it, and flatten the rest",
+    )
 
 
 def _address_of(local: torch.Tensor) -> int:

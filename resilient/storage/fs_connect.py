@@ -68,6 +68,12 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
             f"cannot open {redacted(url)}: the package for `{protocol}://` is not installed",
             hint=f"pip install 'resilient-train[{extra}]'" if extra else redacted_text(str(error)),
         ) from error
+    except AttributeError as error:
+        raise ConfigError(
+            f"cannot open {redacted(url)}: `{protocol}://` leads on to another filesystem, which "
+            "the URL does not name",
+            hint="name the place itself: a folder, s3://, gs://, az:// or another store",
+        ) from fit_to_show(error)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"cannot open {redacted(url)}: {redacted_text(str(error))}",

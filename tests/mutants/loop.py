@@ -145,4 +145,18 @@ MUTANTS = [
         "    if isinstance(wished, Mapping):\n        return wished\n",
         f"{OPTIONS} -k limit",
     ),
+    Mutant(
+        "what nests too deep for its reader is saved",
+        "resilient/state/tree.py",
+        "        if self._depth > _DEPTH_MAX:\n",
+        "        if False:\n",
+        "tests/unit/test_raw_errors.py",
+    ),
+    Mutant(
+        "keys that are no texts take no room of the depth",
+        "resilient/state/tree.py",
+        "self._within(2, path, _Flattener.pairs, value)",
+        "self._within(0, path, _Flattener.pairs, value)",
+        "tests/unit/test_raw_errors.py",
+    ),
 ]
