@@ -193,15 +193,15 @@ class LocalStore(SweepsTemporaries):
         )
 
     def _make_folder(self, folder: Path) -> None:
-        if folder == self._root:
-            # New, or someone has removed the whole store and it begins again.
-            self._anchored = False
+        # If it is the root: new, or someone has removed the whole store and it begins again.
+        self._anchored = self._anchored and folder != self._root
         with suppress(FileExistsError):
             try:
                 self._files.make_folder(folder)
             except FileNotFoundError:
+                was_there = folder.parent.is_dir()
                 self._make_folder(folder.parent)
-                with suppress(FileNotFoundError):
+                with _gone_again(folder, was_there=was_there):
                     self._files.make_folder(folder)
 
     def _link(self, temporary: Path, final: Path, key: str) -> None:
@@ -287,6 +287,23 @@ class LocalStore(SweepsTemporaries):
                 f"cannot {verb} `{key}` in {self.url}: {error.strerror or error}",
                 key=key,
                 hint=f"df -h {self._root}" if kind is StoreFull else f"ls -ld {self._root}",
+            ) from error
+
+
+@contextmanager
+def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
+    """Go on where the folder around has just been removed, which the caller tries again.
+
+    Raises:
+        StoreDenied: it was there before and is there still, so that it takes no folders.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if was_there and folder.parent.is_dir():
+            raise StoreDenied(
+                f"cannot write below `{folder.parent}`: it takes no folder `{folder}`",
+                hint="nothing was changed; give another folder, on a file system for files",
             ) from error
 
 

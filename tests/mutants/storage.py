@@ -138,4 +138,11 @@ MUTANTS = [
         "            pass\n",
         "tests/unit/testing/test_faulty_store.py",
     ),
+    Mutant(
+        "a folder that can never be made is tried for a minute",
+        "resilient/storage/local.py",
+        "        if was_there and folder.parent.is_dir():\n",
+        "        if False:\n",
+        "tests/unit/storage/test_local_files.py -k never_be_made",
+    ),
 ]

@@ -1,10 +1,12 @@
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
+from resilient.clock import SystemClock
 from resilient.errors import (
     KeyExists,
     KeyNotFound,
@@ -16,6 +18,7 @@ from resilient.errors import (
 )
 from resilient.storage.files import PosixFiles
 from resilient.storage.local import LocalStore
+from resilient.storage.retrying import RetryingStore
 
 
 def everything(root):
@@ -261,6 +264,18 @@ def test_a_folder_that_never_stays_is_unavailable_and_not_an_endless_loop(tmp_pa
 
     with pytest.raises(StoreUnavailable):
         LocalStore(tmp_path, Undermined()).put("a/b", b"x")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no file system that takes no folders")
+@pytest.mark.parametrize("method", ["put", "put_new"])
+def test_a_folder_that_can_never_be_made_is_refused_at_once(method):
+    """What /proc answers is that of a folder that was removed, and would be tried for a minute."""
+    store = RetryingStore(LocalStore(Path("/proc/self/nothing/here")), SystemClock(), 60.0)
+    began = time.monotonic()
+    with pytest.raises(StoreDenied, match=r"takes no folder `/proc/[0-9]+/nothing`") as caught:
+        getattr(store, method)("a/b", b"x")
+    assert time.monotonic() - began < 5
+    assert "another folder" in caught.value.hint
 
 
 def test_the_url_is_absolute_and_survives_odd_names(tmp_path, monkeypatch):
