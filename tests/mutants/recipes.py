@@ -8,6 +8,8 @@ MATRIX = "tests/unit/train/test_matrix.py"
 BLOCK = "tests/process/test_deepspeed_schedules.py"
 REBUILT = "tests/unit/train/interop/test_rebuilding.py"
 FITTING = "tests/unit/train/test_fitting.py"
+PRECISION = "tests/unit/train/test_precision.py"
+SETTINGS = "tests/unit/train/test_named_settings.py"
 
 MUTANTS = [
     Mutant(
@@ -128,5 +130,75 @@ MUTANTS = [
         "self.learning_rate = float(learning_rate)",
         "self.learning_rate = learning_rate  # type: ignore[assignment]",
         "tests/unit/train/test_rates.py -k what_the_tensor",
+    ),
+    Mutant(
+        "nothing computes in a lower precision",
+        "resilient/train/model/precision.py",
+        "        return torch.autocast(self._device, self._dtype)\n",
+        "        return _NOTHING\n",
+        f"{PRECISION} -k layers_compute",
+    ),
+    Mutant(
+        "fp16 has no scaler",
+        "resilient/train/model/precision.py",
+        "self.scaler = torch.amp.GradScaler(self._device) if args.fp16 else None",
+        "self.scaler = None",
+        f"{PRECISION} -k scale_is",
+    ),
+    Mutant(
+        "bf16 has a scaler",
+        "resilient/train/model/precision.py",
+        "torch.amp.GradScaler(self._device) if args.fp16 else None",
+        "torch.amp.GradScaler(self._device) if args.fp16 or args.bf16 else None",
+        f"{PRECISION} -k only_fp16",
+    ),
+    Mutant(
+        "the schedule follows an update that fp16 left out",
+        "resilient/train/model/precision.py",
+        "        return self.scaler.get_scale() >= before",
+        "        return True",
+        f"{PRECISION} -k left_out",
+    ),
+    Mutant(
+        "micro-batches add up to more than their mean",
+        "resilient/train/surface/stepping.py",
+        "            loss = loss / self.current_gradient_accumulation_steps\n",
+        "            pass\n",
+        "tests/unit/train/test_recipes.py -k bare_loop",
+    ),
+    Mutant(
+        "a step is one micro-batch, whatever was asked",
+        "resilient/train/trainer.py",
+        "        group = min(self.args.gradient_accumulation_steps, run.rounds_left())\n",
+        "        group = min(1, run.rounds_left())\n",
+        "tests/unit/train/test_recipes.py -k bare_loop",
+    ),
+    Mutant(
+        "the training loss is that of one step more",
+        "resilient/train/measures/meters.py",
+        "        return summed / count if count else 0.0\n",
+        "        return summed / (count + 1) if count else 0.0\n",
+        f"{SETTINGS} -k mean_over",
+    ),
+    Mutant(
+        "logs fall on other steps than the field's when nobody says where",
+        "resilient/train/state.py",
+        "    logging_steps: int = 500\n",
+        "    logging_steps: int = 7\n",
+        "tests/unit/train/test_state.py",
+    ),
+    Mutant(
+        "tensors of a GPU stay there",
+        "resilient/train/interop/archives.py",
+        'map_location="cpu", ',
+        "",
+        "tests/unit/train/interop/test_files_of_accelerators.py",
+    ),
+    Mutant(
+        "samples are fetched in the loop, whatever was asked",
+        "resilient/train/data/sampling.py",
+        '        "num_workers": args.dataloader_num_workers,\n',
+        '        "num_workers": 0,\n',
+        f"{SETTINGS} -k processes",
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from fakes import equal
@@ -118,3 +120,88 @@ def test_the_settings_against_communication_send_once_in_four_batches(tmp_path):
     assert steps.heard["on_log"][0] == 100
     # None of them is a thousandth; the last is saved.
     assert steps.heard["on_save"] == [101]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"eval_strategy": "no"}, []),
+        ({"eval_strategy": "steps", "eval_steps": 5}, [5, 10, 13]),
+        ({"eval_strategy": "epoch"}, [13]),
+    ],
+)
+def test_evaluations_fall_where_the_strategy_says(tmp_path, repository, options, steps):
+    hears = Steps("on_evaluate")
+    make_trainer(tmp_path, callbacks=[hears], eval_size=4, num_train_epochs=1, **options).train()
+    assert hears.heard["on_evaluate"] == steps
+
+
+def test_the_training_loss_is_the_mean_over_all_steps(tmp_path, repository):
+    trainer = make_trainer(tmp_path, logging_steps=1, max_steps=9)
+    output = trainer.train()
+    losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    assert len(set(losses)) == 9
+    assert output.training_loss == pytest.approx(sum(losses) / 9, abs=1e-12)
+    assert output.metrics["train_loss"] == output.training_loss
+
+
+def test_a_state_says_how_long_and_by_how_many_samples_it_trains(tmp_path, repository):
+    trainer = make_trainer(tmp_path, num_train_epochs=1.5, gradient_accumulation_steps=2)
+    trainer.train()
+    state = trainer.state
+    assert (state.max_steps, state.num_train_epochs, state.train_batch_size) == (11, 2, 4)
+    assert (state.logging_steps, state.save_steps) == (3, 4)
+
+
+class Where(Noisy):
+    """Samples that say in which process each was fetched."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "worker": os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 0),
+        ({"dataloader_num_workers": 2}, 4),
+        ({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, 2),
+    ],
+)
+def test_samples_are_fetched_in_the_processes_that_are_asked_for(
+    tmp_path, repository, options, count
+):
+    seen = set()
+
+    class Looks(Trainer):
+        def _prepare_inputs(self, inputs):
+            seen.update(inputs.pop("worker").tolist())
+            return super()._prepare_inputs(inputs)
+
+    options = {
+        "num_train_epochs": 2,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        **options,
+    }
+    args = TrainingArguments(str(tmp_path), **options)
+    Looks(Net(), args, train_dataset=Where(24)).train()
+    assert len(seen - {os.getpid()}) == count
+    assert (os.getpid() in seen) == (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("adamw_torch", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-5, "fused": None}),
+        ("adamw_torch_fused", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-5, "fused": True}),
+        ("sgd", torch.optim.SGD, {"momentum": 0}),
+    ],
+)
+def test_an_optimizer_of_torch_is_the_one_that_is_named(tmp_path, name, kind, options):
+    args = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-5, "weight_decay": 0.1}
+    made = make_trainer(tmp_path, optim=name, **args).create_optimizer()
+    assert type(made) is kind
+    for group, decay in zip(made.param_groups, (0.1, 0.0), strict=True):
+        told = {"lr": 0.05, "weight_decay": decay, **options}
+        assert {one: group[one] or None for one in told} == {one: told[one] or None for one in told}

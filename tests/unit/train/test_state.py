@@ -57,3 +57,14 @@ def test_only_flags_that_outlive_a_step_are_saved():
     other = TrainerControl()
     other.load_state_dict(control.state_dict())
     assert other == TrainerControl(should_training_stop=True)
+
+
+def test_the_fields_and_what_they_are_at_first_are_those_of_the_field():
+    theirs = pytest.importorskip("transformers.trainer_callback").TrainerState()
+    ours, known = TrainerState(), vars(theirs)
+    differing = {name for name in known if getattr(ours, name, "missing") != known[name]}
+    assert differing <= {"train_batch_size"}  # a number from the start, where theirs is None
+    assert (ours.logging_steps, ours.eval_steps, ours.save_steps) == (500, 500, 500)
+    assert (ours.global_step, ours.epoch, ours.max_steps, ours.train_batch_size) == (0, 0.0, 0, 0)
+    assert (ours.num_train_epochs, ours.log_history) == (0, [])
+    assert ours.best_metric is ours.best_global_step is None

@@ -118,6 +118,15 @@ def test_a_name_that_the_field_knows_is_refused_until_it_is_there(name, value):
         TrainingArguments(**{name: value})
 
 
+def test_every_name_of_an_optimizer_and_of_a_schedule_is_known():
+    transformers = pytest.importorskip("transformers")
+    optimizers = {one.value for one in transformers.training_args.OptimizerNames}
+    assert optimizers <= set(CHOICES["optim"])
+    assert {one.value for one in transformers.SchedulerType} <= set(CHOICES["lr_scheduler_type"])
+    for name in optimizers - NEVER["optim"].keys():
+        assert TrainingArguments(optim=name, optim_target_modules="all-linear").optim == name
+
+
 def test_the_tables_name_only_what_there_is():
     ours = {one.name for one in dataclasses.fields(TrainingArguments)}
     assert {*NOT_YET, *NAMES_NOT_YET, *ONLY, *NEVER, *INSTEAD, *CHOICES} <= ours
