@@ -237,7 +237,8 @@ def _stepping(updates: Updates, scheduler: LRScheduler) -> dict[str, Part]:
     scaler = updates.scaler
     return {
         "scheduler": Part(ScheduleState(scheduler)),
-        **({"scaler": _part(scaler)} if scaler else {}),
+        # A run that goes over to fp16 has none, nor has Transformers on a CPU: it begins anew.
+        **({"scaler": Part(cast("Stateful", scaler), optional=True)} if scaler else {}),
     }
 
 
@@ -306,11 +307,6 @@ def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: Callba
     state.init_training_references(hooks, planned, epochs, getattr(hooks, "trial", None))
     state.train_batch_size = run.deal.batch
     state.compute_steps(hooks.args, planned)
-
-
-def _part(stateful: Any) -> Part:
-    """Return a part of an object of torch whose two methods are typed for plain dicts."""
-    return Part(cast("Stateful", stateful))
 
 
 def _reference(session: Session, *, wanted: str | bool | None) -> str:

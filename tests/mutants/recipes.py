@@ -201,4 +201,18 @@ MUTANTS = [
         '        "num_workers": 0,\n',
         f"{SETTINGS} -k processes",
     ),
+    Mutant(
+        "a run cannot go over to fp16",
+        "resilient/train/assembly.py",
+        'Part(cast("Stateful", scaler), optional=True)',
+        'Part(cast("Stateful", scaler))',
+        f"{PRECISION} -k goes_over",
+    ),
+    Mutant(
+        "the scaler of a CPU is exported, at whose file Transformers fails",
+        "resilient/train/interop/exporting.py",
+        "SCALER if _is_of_gpu(parts) else SCALER_OF_CPU",
+        "SCALER",
+        "tests/unit/train/interop/test_exporting.py -k fp16",
+    ),
 ]

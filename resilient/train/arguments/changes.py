@@ -138,9 +138,12 @@ RULES: dict[str, Rule] = {
         *("neftune_noise_alpha", "remove_unused_columns", "label_names"),
     ),
     **_each(
+        *(TOLD, "numbers are computed in another way; the scale of the loss begins or ends here"),
+        "fp16",
+    ),
+    **_each(
         *(TOLD, "numbers are computed in another way; the bits differ from here on"),
         *(
-            "fp16",
             "bf16",
             "fp8",
             "fp8_recipe",

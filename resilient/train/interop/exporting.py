@@ -23,6 +23,7 @@ from resilient.train.interop.files import (
     ADAPTER_WEIGHTS,
     OPTIMIZER,
     SCALER,
+    SCALER_OF_CPU,
     SCHEDULER,
     STATE,
     WEIGHTS,
@@ -145,7 +146,8 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
     groups = optimizer["param_groups"]
     torch.save(theirs.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
     if "scaler" in parts:
-        torch.save(dict(parts["scaler"]), draft / SCALER)
+        name = SCALER if _is_of_gpu(parts) else SCALER_OF_CPU
+        torch.save(dict(parts["scaler"]), draft / name)
     _write_random_states(draft, parts)
     best = _best_beside(target, parts["trainer_state"])
     state = theirs.trainer_state(parts["trainer_state"], parts["callbacks"], best)
@@ -182,6 +184,12 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
     LocalStore(draft).put(ADAPTER_WEIGHTS, pack(tensors, {"format": "pt"}))
     _write_json(draft / ADAPTER_CONFIG, adapter["config"])
     write_papers(draft, {name: one for name, one in parts.items() if name == PROCESSING})
+
+
+def _is_of_gpu(parts: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Say whether the run had a GPU."""
+    states = (state for name, state in parts.items() if name.startswith("rng_state_"))
+    return any("cuda" in state for state in states)
 
 
 def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -37,6 +37,8 @@ INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
+# That of a run of ours on a CPU, where Transformers has none and fails at its file.
+SCALER_OF_CPU = "scaler_of_cpu.pt"
 CONFIG = "config.json"
 UNFINISHED = "checkpoint-is-incomplete.txt"
 
@@ -133,7 +135,8 @@ class TransformersFiles:
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state, None without fp16."""
-        return self.load(SCALER) if (self.folder / SCALER).exists() else None
+        there = [one for one in (SCALER, SCALER_OF_CPU) if (self.folder / one).exists()]
+        return self.load(there[0]) if there else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
         """Return the random state of a rank as ours has it; None if none was saved."""
@@ -311,7 +314,7 @@ class TransformersCheckpoint(TransformersFiles):
         found: dict[str, Any] = self.load(SCHEDULER)
         lambdas, last = found.get("lr_lambdas"), found.get("last_epoch", 0)
         # With fp16 some steps are skipped; a schedule never goes further than the steps.
-        skips = (self.folder / SCALER).exists()
+        skips = any((self.folder / one).exists() for one in (SCALER, SCALER_OF_CPU))
         if lambdas is not None and (last > self.step or (last < self.step and not skips)):
             raise IntegrityError(
                 f"{SCHEDULER} is of step {last} and {STATE} of step {self.step}",

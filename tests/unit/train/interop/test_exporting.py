@@ -10,7 +10,7 @@ from hf_runs import BASE, CASES, Line, Numbers, Tokens, gpt2, make, stack
 from models import make_trainer
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.interop import theirs
+from resilient.train.interop import exporting, theirs
 from resilient.train.interop.exporting import export_checkpoint
 from resilient.train.interop.files import TransformersCheckpoint
 
@@ -26,7 +26,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def stock(case, folder):
+def stock(case, folder, **more):
     """Return a Trainer of Transformers of a recorded case that records its losses."""
     from transformers import Trainer, TrainingArguments
 
@@ -45,7 +45,8 @@ def stock(case, folder):
     (size, held), given = CASES[case]
     is_gpt2 = case.startswith("gpt2")
     data, seeds = (Tokens, (1, 2)) if is_gpt2 else (Numbers, (3, 4))
-    args = TrainingArguments(**{**BASE, **given, "output_dir": str(folder), "report_to": "none"})
+    given = {**BASE, **given, "output_dir": str(folder), "report_to": "none", **more}
+    args = TrainingArguments(**given)
     trainer = Stock(
         gpt2() if is_gpt2 else Line(),
         args,
@@ -86,6 +87,28 @@ def test_a_run_goes_there_and_back(tmp_path):
     back = make("reg_sgd", tmp_path / "back")
     back.train(tmp_path / "checkpoint-14")
     assert back.seen == whole.seen[14:]
+
+
+def test_fp16_on_a_cpu_goes_there_and_back(tmp_path):
+    """On a CPU Transformers has no scaler: it fails at the file of one."""
+    ours = make("reg_sgd", tmp_path / "ours", fp16=True, random_numbers="transformers")
+    ours.train()
+    folder = tmp_path / "theirs" / "checkpoint-14"
+    export_checkpoint(str(tmp_path / "ours"), folder, "step:14")
+    trainer, _ = stock("reg_sgd", folder.parent, fp16=True)
+    ended = trainer.train(resume_from_checkpoint=str(folder))
+    assert ended.global_step == ours.state.global_step
+    # Some steps were left out, which only a scaler does.
+    assert TransformersCheckpoint(folder).load("scheduler.pt")["last_epoch"] < 14
+    back = make("reg_sgd", tmp_path / "back", fp16=True)
+    back.train(folder)
+    assert back.seen == ours.seen[14:]
+
+
+def test_the_scale_of_a_gpu_is_exported():
+    draft = {"scaler": {"scale": 8.0}, "rng_state_0": {"torch": torch.zeros(1)}}
+    assert not exporting._is_of_gpu(draft)
+    assert exporting._is_of_gpu({**draft, "rng_state_1": {"cuda": [torch.zeros(1)]}})
 
 
 def test_our_random_numbers_are_our_own_unless_asked(tmp_path):
