@@ -80,9 +80,10 @@ class DeepSpeedStrategy:
         config = dict(self.config)
         if self._clips_by_itself:
             config["gradient_clipping"] = 0.0
-        made = import_module("deepspeed").initialize(
-            model=model, optimizer=optimizer, config=config, dist_init_required=False
-        )
+        with refusing_config():
+            made = import_module("deepspeed").initialize(
+                model=model, optimizer=optimizer, config=config, dist_init_required=False
+            )
         return made[0]
 
     @property
@@ -165,6 +166,25 @@ def gathered(parameter: Any) -> torch.Tensor:
     """Return the whole of a parameter that ZeRO 3 has partitioned, on the CPU. Collective."""
     with import_module("deepspeed").zero.GatheredParameters([parameter]):
         return parameter.detach().cpu().clone()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def refusing_config() -> Iterator[None]:
+    """Have what DeepSpeed says of its config be an error of the configuration.
+
+    Raises:
+        ConfigError: names each key that it does not take.
+    """
+    # A ValueError, and an Exception of DeepSpeed's own, which are as often about something else.
+    invalid = import_module("pydantic").ValidationError
+    refused = import_module("deepspeed.runtime.config").DeepSpeedConfigError
+    try:
+        yield
+    except invalid as error:
+        told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise ConfigError(f"the config of DeepSpeed: {'; '.join(told)}") from error
+    except refused as error:
+        raise ConfigError(f"the config of DeepSpeed: {error}") from error
 
 
 def _require(config: dict[str, Any], device: torch.device) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.strategies.deepspeed_keys import misspelt
 from resilient.strategies.deepspeed_warmup import contradictions
 
 if TYPE_CHECKING:
@@ -100,8 +101,11 @@ def complete(config: Mapping[str, Any], told: Told) -> Config:
 
     Raises:
         ConfigError: keys contradict arguments, or ask for what cannot be saved or is not ours to
-            give; all of them are named.
+            give, or are misspelt; all of them are named.
     """
+    unknown = [*misspelt(config)]
+    if unknown:
+        raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
     made = deepcopy(dict(config))
     wrong = [*_fill(made, told), *_unfit(made)]
     wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(made)]

@@ -8,6 +8,7 @@ MATRIX = "tests/unit/train/test_matrix.py"
 BLOCK = "tests/process/test_deepspeed_schedules.py"
 REBUILT = "tests/unit/train/interop/test_rebuilding.py"
 FITTING = "tests/unit/train/test_fitting.py"
+KEYS = "tests/unit/strategies/test_deepspeed_keys.py"
 PRECISION = "tests/unit/train/test_precision.py"
 SETTINGS = "tests/unit/train/test_named_settings.py"
 
@@ -214,5 +215,19 @@ MUTANTS = [
         "SCALER if _is_of_gpu(parts) else SCALER_OF_CPU",
         "SCALER",
         "tests/unit/train/interop/test_exporting.py -k fp16",
+    ),
+    Mutant(
+        "a misspelt key of DeepSpeed is passed over",
+        "resilient/strategies/deepspeed_config.py",
+        "    unknown = [*misspelt(config)]\n",
+        "    unknown: list[str] = []\n",
+        KEYS,
+    ),
+    Mutant(
+        "what DeepSpeed refuses of its config comes up raw",
+        "resilient/strategies/deepspeed.py",
+        "    except invalid as error:\n",
+        "    except ZeroDivisionError as error:\n",
+        KEYS,
     ),
 ]
