@@ -6,11 +6,12 @@ because it asks for what happens anyway. What has no equal is refused with the r
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient.errors import ConfigError
-from resilient.train.arguments.words import did_you_mean
+from resilient.train.arguments.words import did_you_mean, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -66,6 +67,14 @@ def zero_of(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's ``zero_optimization`` for a stage, with the usual sizes."""
     more = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
     return {"stage": stage, **more}
+
+
+def _warmup(ratio: Any) -> dict[str, Any]:
+    """Return a ratio of all steps as ``warmup_steps`` has it: there 1 would be one step."""
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio <= 1:
+        raise refused("warmup_ratio", ratio, "use a number from 0 to 1, or write warmup_steps=N")
+    return {"warmup_steps": math.nextafter(1.0, 0.0) if ratio == 1 else ratio}
 
 
 def _nothing(_value: Any) -> dict[str, Any]:
@@ -168,6 +177,8 @@ def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
     Raises:
         ConfigError: it has none.
     """
+    if name == "warmup_ratio":
+        return _warmup(value)
     if name in RENAMED:
         return {RENAMED[name]: value}
     if name in MEANT:

@@ -116,3 +116,16 @@ def test_old_names_can_be_read_where_the_field_reads_them():
     args = TrainingArguments(activation_checkpointing=False)
     assert args.gradient_checkpointing is False
     assert args.gradient_checkpointing_kwargs is None
+
+
+def test_a_ratio_of_warm_up_is_one_of_all_steps():
+    whole = both({"warmup_ratio": 1.0})
+    assert [whole.get_warmup_steps(steps) for steps in (1, 7, 1000, 10**9)] == [1, 7, 1000, 10**9]
+    assert both({"warmup_ratio": 0.25}).get_warmup_steps(10) == 3
+    assert both({"warmup_ratio": 0}).get_warmup_steps(10) == 0
+
+
+@pytest.mark.parametrize("ratio", [1.5, -0.1, float("nan"), "half", True])
+def test_a_ratio_of_warm_up_that_is_none_is_refused_under_its_name(ratio):
+    with pytest.raises(ConfigError, match=r"`warmup_ratio`=.*use a number from 0 to 1"):
+        TrainingArguments(warmup_ratio=ratio)
