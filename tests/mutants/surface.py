@@ -86,4 +86,11 @@ MUTANTS = [
         "{}",
         CALLBACKS,
     ),
+    Mutant(
+        "a callback that hears nothing is taken",
+        "resilient/train/callbacks/callback.py",
+        "isinstance(made, TrainerCallback) or any(",
+        "True or any(",
+        CALLBACKS,
+    ),
 ]

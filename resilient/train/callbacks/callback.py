@@ -13,6 +13,7 @@ Order of events::
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
@@ -21,7 +22,7 @@ from resilient.train.callbacks.exporting import give_back, has_state, state_of
 from resilient.train.state import TrainerControl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from resilient.train.arguments import TrainingArguments
     from resilient.train.state import TrainerState
@@ -109,6 +110,34 @@ class TrainerCallback:
         """Hear the ``logs`` that were added to the history."""
 
 
+def require_list(callbacks: Any) -> list[Any]:
+    """Return the callbacks that a trainer is given.
+
+    Raises:
+        ConfigError: they are no list, as when one is given alone.
+    """
+    if callbacks is None or isinstance(callbacks, Iterable):
+        return list(callbacks or ())
+    raise ConfigError(
+        f"`callbacks` is no list, but of type `{type(callbacks).__name__}`: write callbacks=[...]"
+    )
+
+
+def _made(callback: Any) -> Any:
+    """Return a callback, made if its class was given.
+
+    Raises:
+        ConfigError: it hears no event.
+    """
+    made = callback() if isinstance(callback, type) else callback
+    if isinstance(made, TrainerCallback) or any(hasattr(made, event) for event in EVENTS):
+        return made
+    raise ConfigError(
+        f"`callbacks` holds a `{type(made).__name__}`, which has none of the methods that events "
+        "call: derive it from TrainerCallback"
+    )
+
+
 class CallbackHandler:
     """Calls callbacks in the order given, and only those that listen to an event.
 
@@ -126,7 +155,7 @@ class CallbackHandler:
         state: TrainerState,
         control: TrainerControl,
     ) -> None:
-        self.callbacks = [one() if isinstance(one, type) else one for one in callbacks]
+        self.callbacks = [_made(one) for one in callbacks]
         self.control = control
         self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
         self._first = (args, state, control)
@@ -134,8 +163,12 @@ class CallbackHandler:
         self._find_listeners()
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call one more, after the others."""
-        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+        """Call one more, after the others.
+
+        Raises:
+            ConfigError: it hears no event.
+        """
+        self.callbacks.append(_made(callback))
         self._find_listeners()
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:

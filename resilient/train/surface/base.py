@@ -11,7 +11,7 @@ from resilient.errors import ConfigError
 from resilient.state.capture import Part, Stateful
 from resilient.train.assembly import RESERVED
 from resilient.train.callbacks.cadence import cadence_callbacks
-from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback
+from resilient.train.callbacks.callback import CallbackHandler, TrainerCallback, require_list
 from resilient.train.data.collate import collator_for
 from resilient.train.deciding import decide_parallelism
 from resilient.train.default_callbacks import default_callbacks
@@ -107,7 +107,9 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         )
         self.control = TrainerControl()
         self.callback_handler = CallbackHandler(
-            default_callbacks(self.args, [*cadence_callbacks(self.session), *(callbacks or ())]),
+            default_callbacks(
+                self.args, [*cadence_callbacks(self.session), *require_list(callbacks)]
+            ),
             *(self.args, self.state, self.control),
         )
         self._emit = self.session.emit

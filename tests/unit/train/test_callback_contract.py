@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from models import DieAfter, Dies, make_trainer
 
+from resilient.errors import ConfigError
 from resilient.train.callbacks.callback import EVENTS, TrainerCallback
 from resilient.train.state import TrainerControl
 
@@ -149,3 +150,19 @@ def test_early_stopping_of_transformers_ends_where_an_unbroken_run_does(tmp_path
     shown = broken.state.stateful_callbacks["EarlyStoppingCallback"]
     assert shown["args"]["early_stopping_patience"] == 4
     assert shown["attributes"] == {"early_stopping_patience_counter": 4}
+
+
+def test_callbacks_that_would_hear_nothing_are_refused(tmp_path):
+    class Duck:
+        def on_step_end(self, args, state, control, /, **_):
+            pass
+
+    make_trainer(tmp_path, callbacks=[Duck(), Duck, TrainerCallback()])
+    trainer = make_trainer(tmp_path, callbacks=None)
+    for wrong in (object(), object):
+        with pytest.raises(ConfigError, match=r"`object`, .* derive it from TrainerCallback"):
+            make_trainer(tmp_path, callbacks=[wrong])
+        with pytest.raises(ConfigError, match="holds a `object`"):
+            trainer.add_callback(wrong)
+    with pytest.raises(ConfigError, match=r"of type `Duck`: write callbacks=\[...\]"):
+        make_trainer(tmp_path, callbacks=Duck())
