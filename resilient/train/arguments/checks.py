@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,12 @@ _POSITIVE = (
     *("save_within_seconds", "ddp_timeout", "ddp_bucket_cap_mb", "durable_every_seconds"),
     "loss_spike_deviations",
 )
+# What is counted or multiplied with; a bound such as max_grad_norm may be without end.
+_FINITE = (
+    *("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps", "num_train_epochs"),
+    *("logging_steps", "eval_steps", "save_steps", "eval_delay", "neftune_noise_alpha"),
+    *("ddp_timeout", "ddp_bucket_cap_mb"),
+)
 _BELOW_ONE = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
 
 
@@ -45,6 +52,7 @@ def check(args: TrainingArguments) -> None:
         ConfigError: names the argument, its value and what would be accepted.
     """
     _check_choices(args)
+    _check_finite(args)
     _check_numbers(args)
     _check_limits(args)
     _check_support(args)
@@ -76,8 +84,9 @@ def _check_choices(args: TrainingArguments) -> None:
     for name, known in CHOICES.items():
         for value in _names_in(args, name):
             if value not in known:
-                hint = did_you_mean(str(value), known)
-                raise refused(name, value, f"use one of {', '.join(known)}{hint}")
+                refusing = {*NEVER.get(name, {}), *NAMES_NOT_YET.get(name, ())}
+                there = ", ".join(one for one in known if one not in refusing)
+                raise refused(name, value, f"use one of {there}{did_you_mean(str(value), known)}")
 
 
 def _check_support(args: TrainingArguments) -> None:
@@ -107,6 +116,13 @@ def _check_name(name: str, value: str) -> None:
 def _unsupported(name: str, value: Any, instead: str) -> ConfigError:
     more = f" ({INSTEAD[name]})" if name in INSTEAD else ""
     return ConfigError(f"`{name}`={value!r} is not supported: {instead}{more}")
+
+
+def _check_finite(args: TrainingArguments) -> None:
+    for name in _FINITE:
+        value = getattr(args, name)
+        if value is not None and not math.isfinite(value):
+            raise refused(name, value, "use a number with an end")
 
 
 def _check_numbers(args: TrainingArguments) -> None:

@@ -30,6 +30,15 @@ _REPLICAS = (
 )
 # Optimizers that treat each number by itself, so that they need not know where it is.
 BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "lion")
+# Argument -> the strategy that it is about, and the values that ask for nothing.
+_OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "deepspeed": ("deepspeed", (None, "", {})),
+    "fsdp": ("fsdp", (None, False, "", [])),
+    "fsdp_config": ("fsdp", (None, "", {})),
+    "fsdp_min_num_params": ("fsdp", (0,)),
+    "fsdp_transformer_layer_cls_to_wrap": ("fsdp", ("", None)),
+    "fsdp_reshard_after_forward": ("fsdp", (True,)),
+}
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
 # Keys of accelerate's configuration -> what is done here; any other value is refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -163,14 +172,20 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
     return bool(accumulation.get("sync_each_batch"))
 
 
+def copies_ahead(args: TrainingArguments) -> bool:
+    """Say whether a batch is copied to the device while what was asked of that is computed."""
+    config = args.accelerator_config
+    return not isinstance(config, dict) or config.get("non_blocking") is not False
+
+
 def check_distribution(args: TrainingArguments) -> None:
     """Refuse what is not accepted of the arguments about several ranks.
 
     Raises:
         ConfigError: names it.
     """
-    for name, strategy in (("deepspeed", "deepspeed"), ("fsdp", "fsdp"), ("fsdp_config", "fsdp")):
-        if getattr(args, name) and args.parallelism != strategy:
+    for name, (strategy, nothing) in _OF_STRATEGIES.items():
+        if getattr(args, name) not in nothing and args.parallelism != strategy:
             raise ConfigError(
                 f"`{name}` is given and `parallelism`={args.parallelism!r}: leave one of them "
                 f"out, or write parallelism={strategy!r}"

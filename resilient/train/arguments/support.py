@@ -13,8 +13,8 @@ How to switch an argument on when its feature is there:
 * say in ``changes.py`` what a resume does with it, if that is more than the row there says, and
   flip the rows of ``docs/parity.md``.
 
-What depends on another argument needs no line of its own: ``hub_token`` does nothing without
-``push_to_hub``.
+What depends on another argument needs no line of its own: what begins with ``hub_`` does nothing
+without ``push_to_hub``, and ``liger_kernel_config`` nothing without ``use_liger_kernel``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "restore_callback_states_from_checkpoint": (
         (True,),
         "a callback that forgets would make the resumed run another one; give one without state",
+    ),
+    "trackio_static_space_id": (
+        (None, False),
+        "nothing freezes the Space at the end; call `trackio.freeze` after training",
     ),
     "save_on_each_node": (
         (False,),

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """Return ``value`` with every tensor in it on ``device``."""
+def to_device(value: Any, device: torch.device, *, ahead: bool = True) -> Any:
+    """Return ``value`` with every tensor in it on ``device``.
+
+    Args:
+        value: a batch.
+        device: where it goes.
+        ahead: whether nobody waits for the copies of pinned memory.
+    """
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return value.to(device, non_blocking=ahead)
     if isinstance(value, Mapping):
-        return {name: to_device(one, device) for name, one in value.items()}
+        return {name: to_device(one, device, ahead=ahead) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(to_device(one, device) for one in value)
+        return tuple(to_device(one, device, ahead=ahead) for one in value)
     return value
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
+from resilient.train.arguments.distribution import copies_ahead
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.measures.counting import transformer_flos
 from resilient.train.model import losses
@@ -253,7 +254,9 @@ class LossHooks:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; overridden, it prepares those of evaluation too."""
-        return to_device(inputs, self.session.device) if self._on_gpu else inputs
+        if not self._on_gpu:
+            return inputs
+        return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
 
     @property
     def _on_gpu(self) -> bool:

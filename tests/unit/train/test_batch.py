@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from models import Net, make_trainer
@@ -77,3 +79,22 @@ def test_a_scheduler_that_follows_a_metric_is_refused_at_the_start_without_evalu
     with pytest.raises(ConfigError, match="`ReduceLROnPlateau` follows a metric of evaluations"):
         trainer.train()
     assert repository.lives == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "ahead"),
+    [(None, True), ({"non_blocking": None}, True), ({"non_blocking": False}, False)],
+)
+def test_batches_are_copied_ahead_unless_that_is_not_wanted(tmp_path, repository, config, ahead):
+    asked = []
+
+    class Tells(torch.Tensor):
+        def to(self, device, *, non_blocking=False):
+            asked.append((device.type, non_blocking))
+            return self
+
+    trainer = make_trainer(tmp_path, accelerator_config=config)
+    # It stands in for a GPU.
+    trainer.session = dataclasses.replace(trainer.session, device=torch.device("meta"))
+    trainer._prepare_inputs({"x": torch.zeros(1).as_subclass(Tells), "more": [1]})
+    assert asked == [("meta", ahead)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ from resilient.train.state import TrainerState
         ({"logging_steps": 1.5}, "ratio between 0 and 1"),
         ({"save_steps": 0}, "`save_steps`=0"),
         ({"warmup_steps": 2.5}, "`warmup_steps`=2.5"),
+        ({"save_steps": float("inf")}, "`save_steps`=inf is not accepted: use a number with an"),
+        ({"warmup_steps": float("inf")}, "`warmup_steps`=inf"),
+        ({"num_train_epochs": float("inf")}, "`num_train_epochs`=inf"),
+        ({"learning_rate": float("inf")}, "`learning_rate`=inf"),
+        ({"fsdp_min_num_params": 100}, "`fsdp_min_num_params` is given and `parallelism`='ddp'"),
+        ({"fsdp_transformer_layer_cls_to_wrap": "Block"}, "cls_to_wrap` is given and `parall"),
+        ({"fsdp_reshard_after_forward": False}, "fsdp_reshard_after_forward` is given and `par"),
+        ({"trackio_static_space_id": "me/space"}, "call `trackio.freeze` after training"),
         ({"fp16": True, "bf16": True}, "`fp16` and `bf16`"),
         ({"dataloader_persistent_workers": True}, "`dataloader_num_workers`"),
         ({"save_strategy": "best"}, "`metric_for_best_model`"),
@@ -74,6 +83,15 @@ from resilient.train.state import TrainerState
 def test_a_wrong_value_is_named_with_what_is_accepted(options, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         TrainingArguments(**options)
+
+
+@pytest.mark.parametrize("name", [*NEVER, *NAMES_NOT_YET])
+def test_no_name_is_advised_that_would_be_refused(name):
+    with pytest.raises(ConfigError, match="use one of") as told:
+        TrainingArguments(**{name: "zzzzzzzz"})
+    advised = re.findall(r"\w+", told.value.message.partition("use one of")[2])
+    assert set(advised) <= {*CHOICES[name]} - {*NEVER.get(name, ()), *NAMES_NOT_YET.get(name, ())}
+    assert advised
 
 
 def test_what_asks_for_nothing_is_accepted():
