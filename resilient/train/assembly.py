@@ -15,6 +15,8 @@ from resilient.strategies.pipeline.known import RANDOM
 from resilient.train import plan, schedules
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.best import Best
+from resilient.train.data.drawing import Streams
+from resilient.train.data.orders import LengthGrouped
 from resilient.train.data.own_loaders import LoaderRebuilt, resumable_loader
 from resilient.train.data.sampling import Cursor, ResumableSampler, deal_for, require_map_style
 from resilient.train.data.stream_reading import is_stream
@@ -161,6 +163,8 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[Cursor, Deal]:
     origin = {"trainer": "transformers"} if hooks.args.random_numbers == "transformers" else None
     cursor = Cursor(size, hooks.args.order_seed, group=group, origin=origin)
     sampling = hooks.train_sampling()
+    if isinstance(sampling, LengthGrouped):
+        cursor.streams = Streams(hooks.args.seed, is_known=hooks.model_init is None)
     hooks.train_sampler = sampler_for(hooks.args, world, cursor, deal, sampling)
     return cursor, deal
 

@@ -66,7 +66,8 @@ def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
     session, state, limit = trainer.session, trainer.state, trainer.args.rollback_limit
     callbacks = trainer.callback_handler
     session.pulse.enter(Phase.FIRST)
-    epoch, samples, step = run.cursor.epoch, run.cursor.samples, state.global_step + 1
+    cursor, step = run.cursor, state.global_step + 1
+    behind = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
     if times > limit:
         raise _given_up(step, broken, f"it went back {limit} times already (`rollback_limit`)")
@@ -79,8 +80,8 @@ def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
     if resumed is None:
         raise _given_up(step, broken, "there is no checkpoint to go back to")
     run.ledger.begin(resumed, state.global_step, run.cursor)
-    run.ledger.leave_out(run.cursor, REASON, until=(epoch, samples))
-    run.cursor.skip_to(epoch, samples)
+    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])
+    cursor.skip_to(*behind)
     callbacks.context["shelf"] = shelf_of(session, run.saver)
     replan(run, trainer, state, callbacks)
     run.turns_ahead += step - state.global_step

@@ -12,7 +12,7 @@ import torch
 from resilient.checkpointer import About
 from resilient.errors import Preempted, ResilientError
 from resilient.strategies.detour import detour_of
-from resilient.train.data.sampling import draw_for_loader
+from resilient.train.data.drawing import draw_for_epoch
 from resilient.train.data.streams import StreamLoader
 from resilient.train.leaving import Tier
 from resilient.train.reporting import FirstStepEnded, TrainingStarted, TrainingStopped
@@ -141,7 +141,7 @@ class Run:
             begins: whether the epoch begins, and does not go on.
         """
         if begins:
-            draw_for_loader(self.cursor)
+            draw_for_epoch(self.cursor)
         return iter(self.loader) if self.rounds_left() else iter(())
 
     def wait_for_copy(self, timing: Callable[..., AbstractContextManager[None]]) -> None:

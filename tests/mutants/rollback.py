@@ -11,14 +11,14 @@ MUTANTS = [
     Mutant(
         "the data that broke the loss is met again",
         "resilient/train/rollback.py",
-        "    run.cursor.skip_to(epoch, samples)\n",
+        "    cursor.skip_to(*behind)\n",
         "    run.cursor.skip_to(run.cursor.epoch, run.cursor.samples)\n",
         f"{BACK} -k over_epochs",
     ),
     Mutant(
         "what is left out is in no ledger",
         "resilient/train/rollback.py",
-        "    run.ledger.leave_out(run.cursor, REASON, until=(epoch, samples))\n",
+        "    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])\n",
         "",
         f"{BACK} -k stop_that_was_agreed",
     ),

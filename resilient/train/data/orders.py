@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from resilient.errors import ConfigError
+from resilient.train.data.drawing import drawn_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,11 +92,13 @@ class LengthGrouped(Sampling):
         """Return the random order, sorted by length within groups of up to 50 steps.
 
         Transformers' recipe: the longest sample of all comes first, so that memory runs out at
-        once or never. How large a group is stays what it was in the run's first life.
+        once or never. How large a group is stays what it was in the run's first life. A run that
+        draws as theirs has drawn the random order when the epoch began.
         """
         lengths, group = self.lengths, cursor.group
         several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
-        order: list[int] = epoch_order(cursor.size, cursor.seed, cursor.epoch).tolist()
+        drawn = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
+        order: list[int] = drawn.tolist()
         cuts = range(0, cursor.size, several * group)
         groups = [
             sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)

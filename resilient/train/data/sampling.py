@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.arguments.reduction import is_canonical
+from resilient.train.data.drawing import find_drawn
 from resilient.train.data.loaders import outlive_a_request
 from resilient.train.data.orders import Sampling
 from resilient.train.data.position import place_in_epoch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from resilient.train.arguments import TrainingArguments
+    from resilient.train.data.drawing import Streams
     from resilient.world.world import World
 
 
@@ -97,6 +99,9 @@ class Cursor:
             of the run that it began.
         group: samples of a step, as grouping by length counts them; the first life's stay.
         skipped: stretches that were left out: (epoch, samples) of begin and end.
+        streams: where the run's random numbers began, if it draws as another trainer and that
+            draws the order of each epoch from them.
+        drawn: what the order of this epoch was drawn from, then.
     """
 
     size: int
@@ -107,11 +112,14 @@ class Cursor:
     origin: Mapping[str, Any] | None = None
     group: int = 1
     skipped: list[list[int]] = field(default_factory=list)
+    streams: Streams | None = None
+    drawn: str = ""
 
-    def skip_to(self, epoch: int, samples: int) -> None:
+    def skip_to(self, epoch: int, samples: int, drawn: str = "") -> None:
         """Go to a later place, in this epoch or another, and remember what is left out."""
         self.skipped = [*self.skipped, [self.epoch, self.samples, epoch, samples]]
         self.epoch, self.samples, self.is_open = epoch, samples, True
+        self.drawn = drawn
 
     def advance(self, deal: Deal) -> None:
         """Count one round as trained on."""
@@ -121,6 +129,7 @@ class Cursor:
         """Go to the start of the next epoch."""
         self.epoch += 1
         self.samples = 0
+        self.drawn = ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position; the same on every rank."""
@@ -133,19 +142,19 @@ class Cursor:
             **({"origin": self.origin} if self.origin else {}),
             "group": self.group,
             **({"skipped": self.skipped} if self.skipped else {}),
+            **({"drawn": self.drawn} if self.drawn else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back a position.
 
         Raises:
-            IncompatibleCheckpoint: it is a position in a dataset of another size.
+            IncompatibleCheckpoint: it is a position in a dataset of another size, or in an order
+                that nobody knows.
             ValueError: it is another trainer's, which makes no sense in this dataset.
         """
         if "elsewhere" in state_dict:
-            self.origin = state_dict["elsewhere"]
-            self.epoch, self.samples = place_in_epoch(self.origin, self.size)
-            self.is_open = self.samples > 0
+            self._go_to(state_dict["elsewhere"])
             return
         if state_dict["size"] != self.size:
             raise IncompatibleCheckpoint(
@@ -161,6 +170,18 @@ class Cursor:
         self.origin = state_dict.get("origin")
         self.group = state_dict.get("group", self.group)
         self.skipped = [list(one) for one in state_dict.get("skipped", [])]
+        self.drawn = state_dict.get("drawn", "")
+
+    def _go_to(self, place: Mapping[str, Any]) -> None:
+        """Take over a position of another trainer."""
+        self.epoch, self.samples = place_in_epoch(place, self.size)
+        self.is_open = self.samples > 0
+        if self.is_open and self.streams is not None:
+            self.drawn = find_drawn(place, self.streams, self.size)
+        # What the stream was is of no use from here on.
+        self.origin = {
+            name: one for name, one in place.items() if name not in ("stream", "evaluated")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,15 +325,6 @@ def train_loader(
         generator=torch.Generator().manual_seed(sampler.cursor.seed),
         **worker_options(args, pin=pin),
     )
-
-
-def draw_for_loader(cursor: Cursor) -> None:
-    """Draw what a loader's iterator takes from torch's global stream, in a run that did so.
-
-    Ours leave that stream alone, so that no evaluation changes what is trained after it.
-    """
-    if cursor.origin:
-        torch.empty((), dtype=torch.int64).random_()
 
 
 def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.format.names import rank_part
 from resilient.state.capture import Part
+from resilient.train.data.drawing import seen_of
 from resilient.train.model.papers import DOCUMENTS
 from resilient.train.state import TrainerState
 
@@ -191,6 +192,7 @@ def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
         "epoch": float(found.state["epoch"]),
         "batch": int(found.state.get("train_batch_size") or 0),
         "ranks": found.ranks,
+        **seen_of(found.random_state(0), found.state["log_history"]),
     }
 
 

@@ -127,7 +127,7 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
 
     Raises:
         IncompatibleCheckpoint: the batch size or the number of ranks changed in between, or an
-            epoch was cut short.
+            epoch was cut short; or the order of the epoch under way is not theirs.
     """
     if "global_batch" not in data:
         return  # as it was taken over from them
@@ -143,3 +143,16 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
             hint="export a checkpoint from before the batch size, the number of processes or the "
             "length of an epoch changed, or go on here",
         )
+    # In the first epoch theirs draws, from the seed, what ours drew if it draws as theirs.
+    is_alike = data["epoch"] == 0 and config.get("random_numbers") == "transformers"
+    if 0 < data["samples"] < data["dataset_size"] and not is_alike and _groups(config):
+        raise IncompatibleCheckpoint(
+            "Transformers draws the order of the epoch anew when it goes on with samples that are "
+            f"grouped by length: in the middle of epoch {data['epoch']} it would leave some out "
+            "and repeat others",
+            hint="export a checkpoint from the end of an epoch, or go on here",
+        )
+
+
+def _groups(config: Mapping[str, Any]) -> bool:
+    return config.get("train_sampling_strategy") == "group_by_length"

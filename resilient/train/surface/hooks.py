@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
+from resilient.train.data.drawing import draw_for_loader
 from resilient.train.data.orders import Sampling, sampling_for
 from resilient.train.data.pruning import PruningCollator, prune_dataset, taken_columns
 from resilient.train.data.sampling import (
     Cursor,
     ResumableSampler,
     deal_for,
-    draw_for_loader,
     require_map_style,
     train_loader,
 )
@@ -54,6 +54,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
     eval_dataset: Any
     data_collator: Callable[[Any], Any]
     processing_class: Any = None
+    model_init: Callable[..., nn.Module] | None = None
 
     def prediction_step(
         self,

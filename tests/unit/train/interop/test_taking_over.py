@@ -10,7 +10,8 @@ from hf_runs import EVAL, checkpoint_of, make, recorded
 from models import DieAfter, Dies
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint
-from resilient.train.data.sampling import Cursor, draw_for_loader
+from resilient.train.data.drawing import draw_for_loader
+from resilient.train.data.sampling import Cursor
 
 EVALUATED = {**EVAL, "greater_is_better": False}
 

@@ -1,0 +1,74 @@
+"""Defects of runs that draw random numbers, and are overridden, as those of Transformers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+GROUPED = "tests/unit/train/interop/test_grouped_runs.py"
+DRAWING = "resilient/train/data/drawing.py"
+
+MUTANTS = [
+    Mutant(
+        "the order of a run that draws as theirs is not drawn",
+        "resilient/train/data/orders.py",
+        "        drawn = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)\n",
+        "        drawn = Sampling().order(cursor)\n",
+        f"{GROUPED} -k draws_as_theirs",
+    ),
+    Mutant(
+        "an order is drawn before the number of its loader",
+        DRAWING,
+        "    draw_for_loader(cursor)\n    if not cursor.origin",
+        "    if not cursor.origin",
+        f"{GROUPED} -k draws_as_theirs",
+    ),
+    Mutant(
+        "drawing an order leaves the stream as it was",
+        DRAWING,
+        "    cursor.drawn = shared[0]\n    torch.randperm(cursor.size)\n",
+        "    cursor.drawn = shared[0]\n",
+        f"{GROUPED} -k draws_as_theirs",
+    ),
+    Mutant(
+        "what an order was drawn from is not saved",
+        "resilient/train/data/sampling.py",
+        '            **({"drawn": self.drawn} if self.drawn else {}),\n',
+        "",
+        f"{GROUPED} -k outlives_a_death",
+    ),
+    Mutant(
+        "an epoch of theirs that is under way goes on in an order of ours",
+        "resilient/train/data/sampling.py",
+        "            self.drawn = find_drawn(place, self.streams, self.size)\n",
+        "            pass\n",
+        f"{GROUPED} -k taken_over",
+    ),
+    Mutant(
+        "an order that nothing proves is gone on with",
+        DRAWING,
+        "    if is_proven or (epoch == 0 and streams.is_known):\n",
+        "    if is_proven or streams.is_known:\n",
+        f"{GROUPED} -k refused_unless",
+    ),
+    Mutant(
+        "what evaluations drew is not drawn again",
+        DRAWING,
+        "        for _ in range(evaluated.count(number)):\n",
+        "        for _ in range(0):\n",
+        f"{GROUPED} -k refused_unless",
+    ),
+    Mutant(
+        "what a model_init drew is taken for nothing",
+        "resilient/train/assembly.py",
+        "Streams(hooks.args.seed, is_known=hooks.model_init is None)",
+        "Streams(hooks.args.seed)",
+        f"{GROUPED} -k model_init",
+    ),
+    Mutant(
+        "an order that theirs would draw anew is exported",
+        "resilient/train/interop/theirs.py",
+        "and not is_alike and _groups(config):",
+        "and False:",
+        f"{GROUPED} -k stock_transformers_would",
+    ),
+]
