@@ -61,7 +61,7 @@ def test_a_retention_that_is_none_is_refused_at_once(tmp_path, value):
         ("retentions", "retention"),
         ("storage_option", "storage_options"),
         ("within_second", "within_seconds"),
-        ("overlapp", "overlap"),
+        ("overlaps", "overlap"),
         ("keep_best", "retention"),
         ("keep_every", "retention"),
         ("max_to_keep", "keep_last"),
