@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "hours are those of the writer's zone",
         "resilient/vault/registry/planning.py",
-        "return datetime.fromisoformat(moment).astimezone(UTC).isoformat()",
-        "return datetime.fromisoformat(moment).isoformat()",
+        "return datetime.fromisoformat(moment).astimezone(UTC)",
+        "return datetime.fromisoformat(moment)",
         PLANNING,
     ),
     Mutant(
