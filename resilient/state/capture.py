@@ -85,13 +85,17 @@ def capture(step: int, parts: Mapping[str, Part], rank: int) -> Snapshot:
 
 def _capture_part(name: str, part: Part, rank: int) -> CapturedPart:
     if not is_file_name(f"{name}.json") or "." in name:
-        raise ConfigError(f"`{name}` cannot name a part: use letters, digits, `_` and `-`")
+        raise ConfigError(
+            f"`{name}` cannot name a part: use letters, digits, `_` and `-`",
+            hint="give it another name; what is stored under a name is found by it again",
+        )
     own = rank_part(name, rank) if part.scope == "rank" else name
     tree, tensors = flatten(own, part.stateful.state_dict())
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
             path=next(iter(tensors)),
+            hint="give numbers in its state_dict(), or leave out `document` of the part",
         )
     if part.scope == "rank":
         _refuse_shards(tensors)

@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, UnsavableState
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
 from resilient.state.rng import RandomState
+from resilient.state.tree import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -210,8 +211,19 @@ def _stateful(name: str, thing: Any) -> Part:
     raise ConfigError(
         f"`{name}` is a {type(thing).__module__}.{type(thing).__qualname__}, which has no state "
         "that could be saved",
-        hint="give it the methods state_dict() and load_state_dict(state_dict)",
+        hint=f"put it in a dict, which is given back in place: {name}={{'value': ...}}"
+        if _can_be_inside(thing)
+        else "give it the methods state_dict() and load_state_dict(state_dict)",
     )
+
+
+def _can_be_inside(thing: Any) -> bool:
+    """Say whether a dict could hold it: a tensor, an array, a tuple, bytes."""
+    try:
+        flatten("value", thing)
+    except UnsavableState:
+        return False
+    return True
 
 
 def _model(name: str, model: nn.Module) -> Part:

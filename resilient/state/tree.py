@@ -41,6 +41,8 @@ _LEVELS: dict[type, int] = {
     Counter: 3,
 }
 _SHOWN_MAX = 120
+_META = "give it memory first: module.to_empty(device=...), then load or set its values"
+_QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point, in state_dict()"
 
 _NESTED = frozenset({list, dict})
 _PLAIN_VALUES = frozenset({type(None), bool, int, str})
@@ -138,10 +140,16 @@ class _Flattener:
                 f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
                 "which has no plain bytes",
                 path=path,
+                hint="give it as dense tensors in state_dict(): its to_dense(), or its indices "
+                "and values",
             )
         dtype = value.dtype
         if dtype not in DTYPE_NAMES or value.is_meta:
-            raise UnsavableState(f"`{path}` is a {dtype} tensor on {value.device}", path=path)
+            raise UnsavableState(
+                f"`{path}` is a {dtype} tensor on {value.device}, which has no plain bytes",
+                path=path,
+                hint=_META if value.is_meta else _QUANTIZED,
+            )
         name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
         # Nothing has no address to know it by.
         if address := local.data_ptr() if local is value else _address_of(local):
@@ -164,7 +172,9 @@ class _Flattener:
             )
         except TypeError as error:
             raise UnsavableState(
-                f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes", path=path
+                f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes",
+                path=path,
+                hint="give it as numbers, or its tolist() in state_dict()",
             ) from error
 
 
@@ -204,7 +214,10 @@ def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
 
     if not is_sharded(value):
         raise UnsavableState(
-            f"`{path}` is a {type(value).__qualname__}, which has no plain bytes", path=path
+            f"`{path}` is a {type(value).__qualname__}, which has no plain bytes",
+            path=path,
+            hint="give plain tensors in state_dict(); a lazy parameter has some after the first "
+            "forward pass",
         )
     check_placements(value, path)
     return local_memory(value)

@@ -74,6 +74,11 @@ class Limits:
                 f"`save_unchanged`={self.save_unchanged!r} is not accepted: "
                 f"use one of {', '.join(UNCHANGED)}"
             )
+        if not self.within_seconds > 0:
+            raise ConfigError(
+                f"`within_seconds`={self.within_seconds!r} is not accepted: use the seconds that "
+                "one phase of a save may take, more than 0"
+            )
         if not self.pace_seconds_max >= 0:
             raise ConfigError(
                 f"`pace_seconds_max`={self.pace_seconds_max!r} is not accepted: "
