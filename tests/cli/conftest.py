@@ -14,6 +14,7 @@ from manifest_schemas import check_schema
 from resilient_cli.app import main
 from tests.services import kubectl
 from tests.services.apiserver import ApiServer
+from tests.services.presence import require
 from tests.services.tls import make_certificate
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -72,8 +73,7 @@ def matches():
 @pytest.fixture(scope="module")
 def api_server(tmp_path_factory):
     """Run an API server that the real kubectl talks to."""
-    if problem := kubectl.why_impossible():
-        pytest.skip(problem)
+    require("kubectl", kubectl.why_impossible())
     folder = tmp_path_factory.mktemp("cluster")
     api = ApiServer(lambda one: check_schema(one, "1.36"), make_certificate(folder / "tls"))
     yield api

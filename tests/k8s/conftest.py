@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.services import kustomize
+from tests.services.presence import require
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 KINDS = {path.parent: path.read_text() for path in sorted(K8S.rglob("kustomization.yaml"))}
@@ -20,8 +21,7 @@ COMPONENTS = [path for path, text in KINDS.items() if "kind: Component" in text]
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
     """Return what each folder of k8s/ builds, as text; a component over the base."""
-    if problem := kustomize.why_impossible():
-        pytest.skip(problem)
+    require("kustomize", kustomize.why_impossible())
     folder = tmp_path_factory.mktemp("components")
     over = {path: _over_base(folder / path.name, path) for path in COMPONENTS}
     made = kustomize.build([*FOLDERS, *over.values()])

@@ -21,6 +21,7 @@ from one_box import Box
 from resilient_cli.kubernetes.manifests import manifests
 from resilient_cli.kubernetes.run import Flavor, KubeRun
 from tests.services import netns
+from tests.services.presence import require
 
 PREEMPTIONS = int(os.environ.get("BOX_PREEMPTIONS", "1"))
 SEED = int(os.environ.get("SEED", "1"))
@@ -72,8 +73,7 @@ IS_LONG = pytest.mark.skipif(PREEMPTIONS == 1, reason="takes minutes: make box")
 
 @pytest.fixture
 def network():
-    if problem := netns.why_impossible():
-        pytest.skip(problem)
+    require("netns", netns.why_impossible())
     with netns.Network(MOST) as made:
         yield made
 

@@ -12,6 +12,7 @@ from host_jobs import HostAgent
 from keepers import Keeper
 
 from tests.services.netns import Network, why_impossible
+from tests.services.presence import require
 
 HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
@@ -79,9 +80,7 @@ def small_disk(tmp_path):
 @pytest.fixture(scope="session")
 def can_make_hosts():
     """Skip where no network namespaces can be made; `make services` says why."""
-    problem = why_impossible()
-    if problem:
-        pytest.skip(f"no hosts: {problem}")
+    require("netns", why_impossible())
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.services.browser import browser, emulate, why_impossible
+from tests.services.presence import require
 
 pytestmark = pytest.mark.slow
 PICTURES = ROOT / "build" / "pages"
@@ -29,9 +30,7 @@ SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    problem = why_impossible()
-    if problem:
-        pytest.skip(problem)
+    require("browser", why_impossible())
     folder = write_inspected_run(tmp_path_factory.mktemp("inspected") / "run")
     spoil(folder)
     return folder

@@ -21,6 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from told import killed_run
 
 from tests.services.browser import browser, emulate, why_impossible
+from tests.services.presence import require
 
 pytestmark = pytest.mark.slow
 PICTURES = ROOT / "build" / "pages"
@@ -34,9 +35,7 @@ COLOURS = (
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """Open the page of a run with a killed rank and a preemption."""
-    problem = why_impossible()
-    if problem:
-        pytest.skip(problem)
+    require("browser", why_impossible())
     folder = tmp_path_factory.mktemp("report")
     (folder / "events").mkdir()
     (folder / "events" / "agent.jsonl").write_text("\n".join(killed_run()) + "\n")

@@ -13,6 +13,7 @@ from botocore.session import get_session
 from resilient.storage.open import open_store
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
 from tests.services.faultproxy import FaultProxy
+from tests.services.presence import require
 
 CLIENTS = ("obstore", "s3fs")
 
@@ -68,9 +69,7 @@ class Bucket:
 
 @pytest.fixture(scope="session")
 def server():
-    problem = why_impossible()
-    if problem:
-        pytest.skip(f"no S3 server: {problem}")
+    require("ceph", why_impossible())
     # Not under pytest's own folder: Ceph refuses paths as long as those.
     with tempfile.TemporaryDirectory(prefix="ceph-") as folder, Ceph(Path(folder)) as running:
         yield running

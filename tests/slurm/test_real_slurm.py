@@ -11,6 +11,7 @@ from gangs import ROOT
 from pages import paste, section, shell_of
 from slurm_jobs import SlurmRun, calm
 
+from tests.services.presence import require
 from tests.services.slurm import Slurm, why_impossible
 
 pytestmark = pytest.mark.slow
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    problem = why_impossible()
-    if problem:
-        pytest.skip(problem)
+    require("slurm", why_impossible())
     with Slurm(tmp_path_factory.mktemp("slurm")) as running:
         yield running
 
