@@ -106,11 +106,9 @@ class TrainerBase(AskingMethods, TrainerPrediction):
             is_world_process_zero=self.session.world.is_coordinator,
         )
         self.control = TrainerControl()
+        hearing = [*cadence_callbacks(self.session), *require_list(callbacks)]
         self.callback_handler = CallbackHandler(
-            default_callbacks(
-                self.args, [*cadence_callbacks(self.session), *require_list(callbacks)]
-            ),
-            *(self.args, self.state, self.control),
+            default_callbacks(self.args, hearing), self.args, self.state, self.control
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
