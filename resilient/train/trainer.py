@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -39,10 +39,6 @@ class TrainOutput(NamedTuple):
     global_step: int
     training_loss: float
     metrics: dict[str, float]
-
-
-# It may be entered again and again.
-_NOTHING = nullcontext()
 
 
 class Trainer(TrainerBase):
@@ -215,7 +211,7 @@ class Trainer(TrainerBase):
             pass_through(self, run, [inputs, *samples], counted)
             return
         for left in reversed(range(group)):
-            with run.strategy.no_sync(run.model) if left else _NOTHING:
+            with self._joining(run.model, left):
                 run.add_loss(self.training_step(model, inputs, *counted))
             if run.counter.is_on:
                 run.counter.add(inputs)

@@ -51,6 +51,34 @@ class Tokens(Dataset):
         return {"input_ids": row, "labels": row, "idx": int(index)}
 
 
+class Texts(Dataset):
+    """Of 4 to 16 tokens."""
+
+    def __init__(self, size, seed):
+        draw = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(4, 17, (size,), generator=draw).tolist()
+        self.rows = [torch.randint(1, 97, (length,), generator=draw) for length in lengths]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index], "idx": index}
+
+
+def pad(samples):
+    longest = max(len(one["input_ids"]) for one in samples)
+
+    def filled(row, value):
+        return torch.nn.functional.pad(row, (0, longest - len(row)), value=value)
+
+    return {
+        "input_ids": torch.stack([filled(one["input_ids"], 0) for one in samples]),
+        "labels": torch.stack([filled(one["labels"], -100) for one in samples]),
+        "idx": torch.tensor([one["idx"] for one in samples]),
+    }
+
+
 class Numbers(Dataset):
     """y = w.x + 0.5 + N(0, 0.05) of four features."""
 

@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 GROUPED = "tests/unit/train/interop/test_grouped_runs.py"
 DRAWING = "resilient/train/data/drawing.py"
+STEPS = "tests/unit/train/test_accelerator.py"
+GANGS = "tests/process/test_stock_steps.py"
+ACCELERATOR = "resilient/train/surface/accelerating.py"
 
 MUTANTS = [
     Mutant(
@@ -70,5 +73,40 @@ MUTANTS = [
         "and not is_alike and _groups(config):",
         "and False:",
         f"{GROUPED} -k stock_transformers_would",
+    ),
+    Mutant(
+        "each rank takes the order that its own stream gives",
+        DRAWING,
+        "    if dist.is_initialized():\n",
+        "    if False:\n",
+        f"{GANGS} -k come_apart",
+    ),
+    Mutant(
+        "a script's own step is not scaled for fp16",
+        ACCELERATOR,
+        "        self._trainer.make_backward(loss)\n",
+        "        loss.backward()\n",
+        f"{STEPS} -k same_bits",
+    ),
+    Mutant(
+        "a loss is computed outside of the context that a script overrides",
+        "resilient/train/surface/stepping.py",
+        "        with self.compute_loss_context_manager():\n",
+        "        with self.precision.autocast():\n",
+        f"{STEPS} -k scripts_own",
+    ),
+    Mutant(
+        "every micro-batch is said to be the last of its step",
+        "resilient/train/surface/wrapping.py",
+        "        self.is_last_micro_batch = left == 0\n",
+        "",
+        f"{STEPS} -k same_bits",
+    ),
+    Mutant(
+        "ranks gather in an evaluation, where one may not come",
+        ACCELERATOR,
+        "        if not self._trainer.model.training:\n",
+        "        if False:\n",
+        f"{GANGS} -k kept_from_it",
     ),
 ]

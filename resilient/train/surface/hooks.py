@@ -71,7 +71,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
         inputs = self._prepare_inputs(inputs)
         labels = find_labels(inputs, self.label_names, every=self.args.label_names is not None)
-        with torch.no_grad(), self.precision.autocast():
+        with torch.no_grad(), self.compute_loss_context_manager():
             is_bare = labels is None and isinstance(inputs, Mapping)
             if is_bare and not returns_loss_alone(self.model):
                 loss, outputs = None, forward(model, self._used_columns(inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ from resilient.train.measures.counting import transformer_flos
 from resilient.train.model import losses
 from resilient.train.model.batch import forward, require_loss, split_columns, to_device
 from resilient.train.reporting import ColumnsUnused
+from resilient.train.surface.accelerating import Accelerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import nn
@@ -47,6 +50,7 @@ class LossHooks:
     args: TrainingArguments
     session: Session
     precision: Updates
+    is_last_micro_batch: bool
     compute_loss_func: Callable[..., torch.Tensor] | None = None
     label_smoother: losses.LabelSmoother | None = None
     model_accepts_loss_kwargs: bool = False
@@ -115,11 +119,15 @@ class LossHooks:
             The micro-batch's part of the loss of its step, detached (a scalar).
         """
         loss = self.step_loss(model, self._prepare_inputs(inputs), num_items_in_batch)
+        self.make_backward(loss)
+        detached: torch.Tensor = loss.detach()
+        return detached
+
+    def make_backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate a micro-batch's part of the loss of its step. Collective."""
         self.session.pulse.need_others()
         self.session.lull.set()
         self.precision.backward(loss)
-        detached: torch.Tensor = loss.detach()
-        return detached
 
     def step_loss(
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
@@ -128,7 +136,7 @@ class LossHooks:
         counted: dict[str, Any] = {}
         if num_items_in_batch is not None:
             counted["num_items_in_batch"] = num_items_in_batch
-        with self.precision.autocast():
+        with self.compute_loss_context_manager():
             loss: torch.Tensor = self.compute_loss(model, inputs, **counted)
         is_scaled = self.loss_is_scaled_for_ga
         if is_scaled is None:
@@ -136,6 +144,22 @@ class LossHooks:
         if not is_scaled and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         return loss
+
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """Return the context in which a loss is computed, in training and evaluation."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self,
+        cache_enabled: bool | None = True,  # noqa: ARG002, FBT001, FBT002 - the field's signature
+    ) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass in the precision of the run."""
+        return self.precision.autocast()
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        """What scripts ask the accelerator of Transformers' trainer; there is none beneath."""
+        return Accelerator(self)
 
     @property
     def has_own_training_step(self) -> bool:

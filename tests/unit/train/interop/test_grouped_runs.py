@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_runs import BASE, EVAL, Recorder, gpt2
+from hf_runs import BASE, EVAL, Recorder, Texts, gpt2, pad
 from models import DieAfter, Dies
-from torch.utils.data import Dataset
 
 from resilient.errors import IncompatibleCheckpoint
 from resilient.train.arguments import TrainingArguments
@@ -37,34 +36,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Texts(Dataset):
-    """Of 4 to 16 tokens."""
-
-    def __init__(self, size, seed):
-        draw = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(4, 17, (size,), generator=draw).tolist()
-        self.rows = [torch.randint(1, 97, (length,), generator=draw) for length in lengths]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.rows[index], "labels": self.rows[index], "idx": index}
-
-
-def pad(samples):
-    longest = max(len(one["input_ids"]) for one in samples)
-
-    def filled(row, value):
-        return torch.nn.functional.pad(row, (0, longest - len(row)), value=value)
-
-    return {
-        "input_ids": torch.stack([filled(one["input_ids"], 0) for one in samples]),
-        "labels": torch.stack([filled(one["labels"], -100) for one in samples]),
-        "idx": torch.tensor([one["idx"] for one in samples]),
-    }
 
 
 def given(**more):
