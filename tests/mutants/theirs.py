@@ -8,6 +8,7 @@ GROUPED = "tests/unit/train/interop/test_grouped_runs.py"
 DRAWING = "resilient/train/data/drawing.py"
 STEPS = "tests/unit/train/test_accelerator.py"
 GANGS = "tests/process/test_stock_steps.py"
+OVERRIDDEN = "tests/unit/train/test_overridden.py"
 ACCELERATOR = "resilient/train/surface/accelerating.py"
 
 MUTANTS = [
@@ -108,5 +109,33 @@ MUTANTS = [
         "        if not self._trainer.model.training:\n",
         "        if False:\n",
         f"{GANGS} -k kept_from_it",
+    ),
+    Mutant(
+        "only what the last class overrides is looked at",
+        "resilient/train/surface/theirs.py",
+        'for one in kind.__mro__ if not one.__module__.startswith("resilient.")]',
+        "for one in (kind,)]",
+        f"{OVERRIDDEN} -k nothing_would_call",
+    ),
+    Mutant(
+        "a script's word on what decays is not heard",
+        "resilient/train/surface/making.py",
+        "self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)",
+        "self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe)",
+        f"{OVERRIDDEN} -k decays",
+    ),
+    Mutant(
+        "what decays may be overridden where nothing asks it",
+        "resilient/train/surface/making.py",
+        "            self._require_decay_to_count(recipe[1])\n",
+        "",
+        f"{OVERRIDDEN} -k groups_are_others",
+    ),
+    Mutant(
+        "a script's own preparation of inputs is passed over",
+        "resilient/train/surface/stepping.py",
+        "            return self._prepare_input(inputs)\n",
+        "            pass\n",
+        f"{OVERRIDDEN} -k prepare",
     ),
 ]

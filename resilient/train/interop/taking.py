@@ -168,4 +168,5 @@ def _naming(hooks: TrainerHooks) -> Naming:
         # Whoever partitions the parameters keeps its own in the groups.
         with suppress(KeyError):
             return naming_of(hooks.model, groups)
-    return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay))
+    names = hooks.get_decay_parameter_names(hooks.model)
+    return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay, names))

@@ -19,7 +19,7 @@ from resilient.train.optimizers.packages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
     from torch import nn
@@ -76,11 +76,15 @@ def optimizer_recipe(args: TrainingArguments, model: nn.Module | None = None) ->
 
 
 def make_optimizer(
-    args: TrainingArguments, model: nn.Module, recipe: Recipe
+    args: TrainingArguments,
+    model: nn.Module,
+    recipe: Recipe,
+    names: Iterable[str] | None = None,
 ) -> torch.optim.Optimizer:
     """Return an optimizer of a class and its options over ``model``'s parameters.
 
-    They are in the groups of our weight decay, unless the options hold others.
+    They are in two groups, of which that of ``names`` decays (None: all but biases and norms),
+    unless the options hold others.
 
     Raises:
         ConfigError: the model has nothing to train, or the options do not fit the class.
@@ -88,7 +92,10 @@ def make_optimizer(
     kind, options = recipe
     held = next((name for name in _HELD if name in options), None)
     rest = {name: one for name, one in options.items() if name != held}
-    groups = parameter_groups(model, args.weight_decay) if held is None else options[held]
+    if held is None:
+        groups: Any = parameter_groups(model, args.weight_decay, names)
+    else:
+        groups = options[held]
     try:
         return kind(groups, **rest)
     except ValueError as error:

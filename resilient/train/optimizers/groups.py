@@ -10,6 +10,8 @@ from torch import nn
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilient.train.arguments import TrainingArguments
 
 # Biases and norms are not decayed, by module type and by name (Transformers 5.23, trainer.py).
@@ -39,9 +41,20 @@ def is_decayed_name(name: str) -> bool:
     return not _NO_DECAY_NAMES.search(name)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trainable parameters into decayed and not decayed, in the model's order."""
-    decayed = set(decay_parameter_names(model))
+def parameter_groups(
+    model: nn.Module, weight_decay: float, names: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into decayed and not decayed, in the model's order.
+
+    Args:
+        model: to train.
+        weight_decay: of those that decay.
+        names: which those are; None: :func:`decay_parameter_names`.
+
+    Raises:
+        ConfigError: the model has nothing to train.
+    """
+    decayed = set(decay_parameter_names(model) if names is None else names)
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     if not named:
         raise ConfigError("the model has no parameter that requires a gradient")

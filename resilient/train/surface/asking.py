@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resilient.train.optimizers.groups import decay_parameter_names
-
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -36,10 +34,6 @@ class AskingMethods:
             return len(dataloader.dataset)
         except (AttributeError, TypeError):
             return len(dataloader) * self.args.per_device_train_batch_size
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the parameters that weight decay applies to."""
-        return decay_parameter_names(model)
 
     def get_num_trainable_parameters(self) -> int:
         """Return how many numbers are trained; of a cut model, those of this rank."""

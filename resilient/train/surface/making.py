@@ -8,6 +8,8 @@ from resilient.errors import ConfigError
 from resilient.train import optimizers, schedules
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -36,14 +38,38 @@ class MakingHooks:
     def create_optimizer(self) -> Optimizer:
         """Make ``self.optimizer`` unless one was given, and return it.
 
-        Biases and norms are in a group of their own, without weight decay.
+        What ``get_decay_parameter_names`` leaves out (biases and norms) is in a group of its own,
+        without weight decay.
         """
         if self.optimizer is None:
             recipe = self.optimizer_cls_and_kwargs
             if recipe is None:
                 recipe = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe)
+            self._require_decay_to_count(recipe[1])
+            names = self.get_decay_parameter_names(self.model)
+            self.optimizer = optimizers.make_optimizer(self.args, self.model, recipe, names)
         return self.optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of the parameters that weight decay applies to."""
+        return optimizers.decay_parameter_names(model)
+
+    def _require_decay_to_count(self, options: Mapping[str, Any]) -> None:
+        """Refuse an override that the groups of such an optimizer would not heed.
+
+        Raises:
+            ConfigError: it names what decays, and the options hold groups of their own.
+        """
+        kind, ours = type(self), MakingHooks
+        makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
+        if makes_groups or kind.get_decay_parameter_names is ours.get_decay_parameter_names:
+            return
+        if "params" in options and self.optimizer_cls_and_kwargs is None:
+            raise ConfigError(
+                f"`{kind.__name__}.get_decay_parameter_names` would not count: "
+                f"`{self.args.optim}` has groups of its own",
+                hint="override `get_optimizer_cls_and_kwargs`, and return those groups as `params`",
+            )
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(

@@ -278,9 +278,20 @@ class LossHooks:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; overridden, it prepares those of evaluation too."""
+        if type(self)._prepare_input is not LossHooks._prepare_input:  # noqa: SLF001
+            return self._prepare_input(inputs)
         if not self._on_gpu:
             return inputs
         return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Return a tensor on the device; called for whatever holds tensors, too (overridden)."""
+        if isinstance(data, Mapping):
+            kind: Any = type(data)
+            return kind({name: self._prepare_input(one) for name, one in data.items()})
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(one) for one in data)
+        return to_device(data, self.session.device, ahead=copies_ahead(self.args))
 
     @property
     def _on_gpu(self) -> bool:
