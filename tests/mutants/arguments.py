@@ -143,9 +143,11 @@ MUTANTS = [
     ),
     Mutant(
         "batches are copied ahead whatever was asked",
-        "resilient/train/surface/stepping.py",
-        "ahead=copies_ahead(self.args)",
-        "ahead=True",
+        "resilient/train/surface/preparing.py",
+        "            return inputs\n        return to_device(inputs, self.session.device, "
+        "ahead=copies_ahead(self.args))",
+        "            return inputs\n        return to_device(inputs, self.session.device, "
+        "ahead=True)",
         "tests/unit/train/test_batch.py",
     ),
 ]

@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     Mutant(
         "a script's own preparation of inputs is passed over",
-        "resilient/train/surface/stepping.py",
+        "resilient/train/surface/preparing.py",
         "            return self._prepare_input(inputs)\n",
         "            pass\n",
         f"{OVERRIDDEN} -k prepare",

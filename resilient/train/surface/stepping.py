@@ -9,13 +9,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
-from resilient.train.arguments.distribution import copies_ahead
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.measures.counting import transformer_flos
 from resilient.train.model import losses
-from resilient.train.model.batch import forward, require_loss, split_columns, to_device
-from resilient.train.reporting import ColumnsUnused
+from resilient.train.model.batch import forward, require_loss
 from resilient.train.surface.accelerating import Accelerator
+from resilient.train.surface.preparing import PreparingHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from resilient.strategies.strategy import Updates
-    from resilient.train.arguments import TrainingArguments
     from resilient.train.data.sampling import ResumableSampler
-    from resilient.train.session import Session
 
 
-class LossHooks:
+class LossHooks(PreparingHooks):
     """The part of :class:`resilient.Trainer` that makes losses, with the field's names.
 
     Attributes:
@@ -46,9 +43,6 @@ class LossHooks:
             around it, any other is refused.
     """
 
-    model: nn.Module
-    args: TrainingArguments
-    session: Session
     precision: Updates
     is_last_micro_batch: bool
     compute_loss_func: Callable[..., torch.Tensor] | None = None
@@ -57,7 +51,6 @@ class LossHooks:
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
     train_sampler: ResumableSampler | None = None
-    _told_unused: bool = False
     _counts_parameters: bool = False
     _parameters: int = 0
 
@@ -261,38 +254,3 @@ class LossHooks:
         """How many ranks train on samples of their own."""
         sampler = self.train_sampler
         return self.session.world.size if sampler is None else sampler.deal.ranks
-
-    def _used_columns(self, inputs: Any) -> Any:
-        """Return what the model's forward takes; tell once what it does not."""
-        if not self.args.remove_unused_columns:
-            return inputs
-        used, unused = split_columns(inputs, self.model)
-        self._tell_unused(unused)
-        return used
-
-    def _tell_unused(self, unused: tuple[str, ...]) -> None:
-        """Tell once which columns the model is not given."""
-        if unused and not self._told_unused and self.session.world.is_coordinator:
-            self.session.emit(ColumnsUnused(unused))
-        self._told_unused |= bool(unused)
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """Return a batch on the device; overridden, it prepares those of evaluation too."""
-        if type(self)._prepare_input is not LossHooks._prepare_input:  # noqa: SLF001
-            return self._prepare_input(inputs)
-        if not self._on_gpu:
-            return inputs
-        return to_device(inputs, self.session.device, ahead=copies_ahead(self.args))
-
-    def _prepare_input(self, data: Any) -> Any:
-        """Return a tensor on the device; called for whatever holds tensors, too (overridden)."""
-        if isinstance(data, Mapping):
-            kind: Any = type(data)
-            return kind({name: self._prepare_input(one) for name, one in data.items()})
-        if isinstance(data, (tuple, list)):
-            return type(data)(self._prepare_input(one) for one in data)
-        return to_device(data, self.session.device, ahead=copies_ahead(self.args))
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.session.device.type != "cpu"
