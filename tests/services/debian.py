@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LOCK = Path(tempfile.gettempdir()) / "resilient-tests-apt.lock"
 _PATIENCE_SECONDS = 900
+_TRIES = 3
 
 
 def why_missing(programs: Sequence[str], packages: Sequence[str]) -> str:
@@ -29,7 +30,13 @@ def why_missing(programs: Sequence[str], packages: Sequence[str]) -> str:
         return f"not installed, and only root can: apt-get install {' '.join(packages)}"
     with _LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return "" if all(map(shutil.which, programs)) else _install(programs, packages)
+        problem = ""
+        for _ in range(_TRIES):
+            if all(map(shutil.which, programs)):
+                return ""
+            # A mirror that did not answer may answer now.
+            problem = _install(programs, packages)
+        return problem
 
 
 def _install(programs: Sequence[str], packages: Sequence[str]) -> str:
