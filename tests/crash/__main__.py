@@ -34,7 +34,7 @@ HISTORIES_PER_PART = 16
 CASES_PER_PART = 100
 RARELY = 5
 """A part of requests after so many of histories, and that share of requests that are many."""
-CYCLES_PER_PART = 100
+KILLS_PER_PART = 100
 SEEDS_APART = 1_000_000
 SAY_EVERY_SECONDS = 10
 
@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--states", type=int, default=100_000, help="moments and what is left then")
     parser.add_argument("--seed", type=int, default=1, help="draws histories and troubles")
-    parser.add_argument("--kills", type=int, default=0, help="real processes to kill")
+    parser.add_argument("--kills", type=int, default=0, help="real processes that die")
     parser.add_argument("--objects", type=int, default=2000, help="drawn troubles of a store")
     parser.add_argument("--seconds", type=float, default=0.0, help="for each phase; 0: no end")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -128,18 +128,18 @@ def tell(report: Report, states: int) -> None:
 def kill_all(given: argparse.Namespace, report: Report) -> None:
     """Kill real processes, in parts with a seed each, in processes of their own with torch."""
     began = time.monotonic()
-    for number in range(-(-given.kills // CYCLES_PER_PART)):
+    for number in range(-(-given.kills // KILLS_PER_PART)):
         seed = given.seed * SEEDS_APART + number
         name = f"kills {seed}"
         spent = time.monotonic() - began
         if name in report.done or 0 < given.seconds < spent:
             continue
-        cycles = min(CYCLES_PER_PART, given.kills - number * CYCLES_PER_PART)
-        report.add_kills(name, kill(seed, cycles))
+        kills = min(KILLS_PER_PART, given.kills - number * KILLS_PER_PART)
+        report.add_kills(name, kill(seed, kills))
 
 
-def kill(seed: int, cycles: int) -> dict:
-    command = [sys.executable, str(HERE / "kills.py"), "--cycles", str(cycles)]
+def kill(seed: int, kills: int) -> dict:
+    command = [sys.executable, str(HERE / "kills.py"), "--kills", str(kills)]
     command += ["--seed", str(seed)]
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

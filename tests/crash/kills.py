@@ -1,7 +1,8 @@
 """Real processes, really killed: forked with torch loaded, killed with SIGKILL, looked at, resumed.
 
-``python tests/crash/kills.py --cycles 50 --seed 1`` prints one line of JSON. Every other death
-is before or after a drawn operation of the file system, and the others at a drawn moment.
+``python tests/crash/kills.py --kills 50 --seed 1`` prints one line of JSON. Every other death
+is before or after a drawn operation of the file system, and the others at a drawn moment. A fork
+that ends before its moment comes is a cycle, and no kill.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Killed:
 
     Attributes:
         seed: draws all of it.
-        cycles: forks that were killed, or ended first.
+        cycles: forks that were to die; some ended first.
         kills: forks that died of SIGKILL.
         in_operations: those of them that died at an operation.
         runs: folders that were trained to the end.
@@ -174,7 +175,7 @@ def saved(heard: list[str]) -> list[CheckpointId]:
     return [one for one in map(parse_checkpoint, heard) if one]
 
 
-def run_to_the_end(draw: Random, figures: Killed, cycles_max: int) -> None:
+def run_to_the_end(draw: Random, figures: Killed, kills_max: int) -> None:
     """Kill lives of one run, one after the other, then let the last one end."""
     folder = Path(tempfile.mkdtemp(prefix="kills-", dir=os.environ.get("TMPDIR")))
     try:
@@ -183,7 +184,7 @@ def run_to_the_end(draw: Random, figures: Killed, cycles_max: int) -> None:
             (folder / "run" / key).write_bytes(content)
         heard: list[str] = []
         for life in range(LIVES_MAX):
-            mortal = life < LIVES_MAX - 1 and figures.cycles < cycles_max
+            mortal = life < LIVES_MAX - 1 and figures.kills < kills_max
             more, code, by_operation = fork(folder, draw, mortal=mortal)
             heard += more
             figures.cycles += mortal
@@ -203,25 +204,25 @@ def run_to_the_end(draw: Random, figures: Killed, cycles_max: int) -> None:
         shutil.rmtree(folder)
 
 
-def kill_many(seed: int, cycles: int, seconds: float = 0.0) -> Killed:
-    """Return what ``cycles`` forks and kills showed, or as many as there was time for."""
+def kill_many(seed: int, kills: int, seconds: float = 0.0) -> Killed:
+    """Return what so many forks that died showed, or as many as there was time for."""
     torch.set_num_threads(1)
     figures, draw, began = Killed(seed), Random(seed), time.monotonic()
-    while figures.cycles < cycles and not 0 < seconds < figures.seconds:
-        run_to_the_end(draw, figures, cycles)
+    while figures.kills < kills and not 0 < seconds < figures.seconds:
+        run_to_the_end(draw, figures, kills)
         figures.seconds = round(time.monotonic() - began, 1)
-        sys.stderr.write(f"\r{figures.cycles} of {cycles} cycles, {figures.seconds:.0f} s ")
+        sys.stderr.write(f"\r{figures.kills} of {kills} kills, {figures.seconds:.0f} s ")
     return figures
 
 
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cycles", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=50, help="forks that die")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after; 0: never")
     given = parser.parse_args()
-    figures = kill_many(given.seed, given.cycles, given.seconds)
+    figures = kill_many(given.seed, given.kills, given.seconds)
     sys.stdout.write(json.dumps(vars(figures)) + "\n")
     return 1 if figures.violations else 0
 
