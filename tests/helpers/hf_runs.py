@@ -199,20 +199,20 @@ CASES = {
 }
 
 
-def make(case, folder, *, kind=Recorder, callbacks=(), **options):
-    """Return a trainer of ours with what a recorded run had."""
+def make(case, folder, *, kind=Recorder, arguments=TrainingArguments, callbacks=(), **options):
+    """Return a trainer, of ours if nothing else is said, with what a recorded run had."""
     (size, held), given = CASES[case]
     is_gpt2 = case.startswith("gpt2")
     data = Tokens if is_gpt2 else Numbers
     seeds = (1, 2) if is_gpt2 else (3, 4)
     return kind(
         gpt2() if is_gpt2 else Line(),
-        TrainingArguments(**{**BASE, **given, "output_dir": str(folder), **options}),
+        arguments(**{**BASE, **given, "output_dir": str(folder), **options}),
         train_dataset=data(size, seeds[0]),
         eval_dataset=data(held, seeds[1]) if held else None,
         data_collator=stack,
         compute_metrics=_within if case == "reg_earlystop" else None,
-        callbacks=callbacks,
+        callbacks=list(callbacks),
     )
 
 
@@ -229,6 +229,11 @@ def recorded(case, rank=None):
         (one["idx"], one["loss_hex"]) for step in found["steps"] for one in step["micro"]
     ]
     return found
+
+
+def stock_file(folder, case, step, rank=0):
+    """Return where it is said what stock Transformers makes of a run on this machine."""
+    return Path(folder) / f"stock-{case}-{step}-{rank}.txt"
 
 
 def folder_of(case):
