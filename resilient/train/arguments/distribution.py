@@ -36,7 +36,6 @@ _OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fsdp": ("fsdp", (None, False, "", [])),
     "fsdp_config": ("fsdp", (None, "", {})),
     "fsdp_min_num_params": ("fsdp", (0,)),
-    "fsdp_transformer_layer_cls_to_wrap": ("fsdp", ("", None)),
     "fsdp_reshard_after_forward": ("fsdp", (True,)),
 }
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}

@@ -61,7 +61,6 @@ from resilient.train.state import TrainerState
         ({"num_train_epochs": float("inf")}, "`num_train_epochs`=inf"),
         ({"learning_rate": float("inf")}, "`learning_rate`=inf"),
         ({"fsdp_min_num_params": 100}, "`fsdp_min_num_params` is given and `parallelism`='ddp'"),
-        ({"fsdp_transformer_layer_cls_to_wrap": "Block"}, "cls_to_wrap` is given and `parall"),
         ({"fsdp_reshard_after_forward": False}, "fsdp_reshard_after_forward` is given and `par"),
         ({"trackio_static_space_id": "me/space"}, "call `trackio.freeze` after training"),
         ({"fp16": True, "bf16": True}, "`fp16` and `bf16`"),
