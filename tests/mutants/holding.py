@@ -56,6 +56,13 @@ MUTANTS = [
         f"{HELD} -k waited_for",
     ),
     Mutant(
+        "what a rank told counts only until it dies",
+        "resilient/vault/keeper/keeper.py",
+        "                with suppress(OSError):\n                    lines.send(answer)\n",
+        "                lines.send(answer)\n",
+        f"{HELD} -k busy_keeper",
+    ),
+    Mutant(
         "a held step lands before the save that is on its way",
         SEAT,
         "if self._whole and not self._settled(self):",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_rank_that_leaves_while_a_newer_life_comes_is_waited_for(start, tmp_pa
     leaving.start()
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
     leaving.join()
+
+
+def test_a_step_counts_that_a_busy_keeper_reads_only_after_its_rank_has_died(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    holding._holder._talk.hear()
+    keeper.process.send_signal(signal.SIGSTOP)
+    hold(holding, 4)
+    lose(checkpointer, holding)
+    keeper.process.send_signal(signal.SIGCONT)
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 4), 4.0)
 
 
 def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):

@@ -26,8 +26,8 @@ FLAT = {"fsdp": True, "fsdp_config": {**LAYERS, "version": 1}}
 SHARDS = {"fsdp": True, "fsdp_config": LAYERS}
 # Name -> (their arguments, ours, what ours names it, whether the arithmetic is the same).
 KINDS = {
-    "fsdp1_sharded": (_fsdp(1, "SHARDED_STATE_DICT"), FLAT, "fsdp", False),
-    "fsdp2_sharded": (_fsdp(2, "SHARDED_STATE_DICT"), SHARDS, "fsdp", False),
+    "fsdp1_sharded": (_fsdp(1, "SHARDED_STATE_DICT"), FLAT, "fsdp", True),
+    "fsdp2_sharded": (_fsdp(2, "SHARDED_STATE_DICT"), SHARDS, "fsdp", True),
     "fsdp2_full": (_fsdp(2, "FULL_STATE_DICT"), {}, "ddp", False),
     "zero_1": (_zero(1), _zero(1), "zero-1", True),
     "zero_2": (_zero(2), {}, "ddp", False),

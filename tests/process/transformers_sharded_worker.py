@@ -91,6 +91,9 @@ def say(folder, name, seen):
 
 def rank(work, folder, kind):
     warnings.simplefilter("ignore")
+    # accelerate sets another number of threads where this is not set, one per physical core, and
+    # the sums of a layer norm's gradients are other ones then.
+    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     work(folder, kind)
 
