@@ -4,7 +4,8 @@ A model and its AdamW (parameters and two moments, fp32), one process, one real 
 gateway on loopback, installed where that is possible, or what the `AWS_*` variables and
 `BENCH_BUCKET` name. Per round each contender puts and gets once, in shuffled order. `ours` is the
 whole way through the Checkpointer, with digests, manifest and fence, and back into the live
-tensors; the peers put and get one object of as many bytes. A peer that is not installed, or that
+tensors; the peers put and get one object of as many bytes. What was overwritten or deleted is freed
+between two turns, for the server takes as long for that as for a put. A peer that is not installed, or that
 this server refuses, is left out and named. `MEGAPARAMS` in the environment sets the size, 30
 million by default; `CONTENDERS` names some.
 """
@@ -27,11 +28,12 @@ from benchmarks.peers.training import Training, mega_parameters
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROUNDS = 5
 COPIES_MAX = 10
-"""So many times do the bytes lie there: one of each contender, and what is freed seconds later."""
+"""So many times do the bytes lie there: one of each contender, and what is freed after a turn."""
+_HOUR = 3600
 
 
 def run(rounds: int) -> Report:
@@ -40,33 +42,37 @@ def run(rounds: int) -> Report:
     training = Training(mega_parameters())
     with tempfile.TemporaryDirectory(prefix="s3-") as name:
         folder = Path(name)
-        with bucket_of(folder, max(COPIES_MAX * training.size_bytes, 4 << 30)) as bucket:
-            return compare(training, bucket, folder, rounds)
+        memory_bytes = max(COPIES_MAX * training.size_bytes, 4 << 30)
+        with bucket_of(folder, memory_bytes) as (bucket, free):
+            return compare(training, bucket, folder, rounds, free)
 
 
 @contextmanager
-def bucket_of(folder: Path, memory_bytes: int) -> Iterator[Bucket]:
+def bucket_of(folder: Path, memory_bytes: int) -> Iterator[tuple[Bucket, Callable[[], None]]]:
     """Give a bucket of the server that the environment names, else of one started in ``folder``.
+
+    With it goes what frees all that was deleted there, as far as that can be asked for.
 
     Args:
         folder: an empty one.
         memory_bytes: what a server that is started may hold; one that is full only waits.
     """
     if "BENCH_BUCKET" in os.environ:
-        yield Bucket(
+        named = Bucket(
             os.environ["BENCH_BUCKET"],
             os.environ["AWS_ENDPOINT_URL"],
             os.environ["AWS_ACCESS_KEY_ID"],
             os.environ["AWS_SECRET_ACCESS_KEY"],
             os.environ.get("AWS_REGION", "us-east-1"),
         )
+        yield named, lambda: None
         return
     problem = why_impossible()
     if problem:
         raise SystemExit(f"no S3 server: {problem}")
     place = folder / "server"
     place.mkdir()
-    with Ceph(place, memory_bytes) as server:
+    with Ceph(place, memory_bytes, _HOUR) as server:
         made = Bucket("benchmark", server.endpoint, KEY, SECRET)
         client = get_session().create_client(
             "s3",
@@ -76,10 +82,12 @@ def bucket_of(folder: Path, memory_bytes: int) -> Iterator[Bucket]:
             region_name=made.region,
         )
         client.create_bucket(Bucket=made.name)
-        yield made
+        yield made, server.free
 
 
-def compare(training: Training, bucket: Bucket, folder: Path, rounds: int) -> Report:
+def compare(
+    training: Training, bucket: Bucket, folder: Path, rounds: int, free: Callable[[], None]
+) -> Report:
     """Let ours and every peer take turns in one bucket."""
     data = memoryview(bytearray(os.urandom(1 << 20)) * -(-training.size_bytes >> 20))
     peers, left_out = ready(data, bucket)
@@ -92,7 +100,7 @@ def compare(training: Training, bucket: Bucket, folder: Path, rounds: int) -> Re
     contenders = {}
     for name, one in ways.items():
         contenders |= one.contenders(name)
-    return report(turns(contenders, folder, rounds), training.size_bytes, left_out)
+    return report(turns(contenders, folder, rounds, free), training.size_bytes, left_out)
 
 
 def report(found: Rounds, size_bytes: int, left_out: dict[str, str]) -> Report:

@@ -34,11 +34,17 @@ def wants(name: str) -> bool:
     return names == [""] or name in names
 
 
-def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rounds:
+def turns(
+    contenders: Mapping[str, Contender],
+    folder: Path,
+    rounds: int,
+    between: Callable[[], None] = os.sync,
+) -> Rounds:
     """Call every contender once per round, in shuffled order, each time in a new folder.
 
     One round more is done and thrown away: it warms the buffers that are used again. A turn in
-    which others used the machine is taken again.
+    which others used the machine is taken again. What is done ``between`` two turns is nobody's to
+    pay: by default what the kernel still writes or frees.
     """
     order = random.Random(0)  # noqa: S311 - only the order depends on it
     found = []
@@ -48,22 +54,21 @@ def turns(contenders: Mapping[str, Contender], folder: Path, rounds: int) -> Rou
         figures: Figures = {}
         for name in names:
             place = folder / f"{name}-{number}"
-            once = partial(turn, contenders[name], place)
+            once = partial(turn, contenders[name], place, between)
             measured = undisturbed(once) if number else once()
             figures |= {f"{name}_{what}": value for what, value in measured.items()}
         found.append(figures)
     return found[1:]
 
 
-def turn(contender: Contender, place: Path) -> Figures:
+def turn(contender: Contender, place: Path, between: Callable[[], None]) -> Figures:
     """Call one contender in a new folder."""
     figures: Figures = {}
     place.mkdir()
     with costs(figures):
         figures |= contender(place)
     shutil.rmtree(place)
-    # What the kernel still writes or frees of it is not the next one's to pay.
-    os.sync()
+    between()
     return figures
 
 

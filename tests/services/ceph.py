@@ -74,8 +74,8 @@ rgw enable usage log = false
 rgw cache enabled = false
 rgw enable ops log = false
 # What was overwritten is freed after seconds, not hours: it lies in memory.
-rgw gc obj min wait = 5
-rgw gc processor period = 5
+rgw gc obj min wait = {free_seconds}
+rgw gc processor period = {free_seconds}
 """
 
 
@@ -92,6 +92,8 @@ class Ceph:
 
     Args:
         folder: empty; everything is kept there.
+        memory_bytes: what it may hold; when it is full it only waits.
+        free_seconds: after so long the memory of what was overwritten or deleted is given back.
 
     Attributes:
         port: of the S3 endpoint, the same after a restart.
@@ -99,7 +101,9 @@ class Ceph:
         certificate: what it shows there, and whom to trust for it.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int = 4 << 30) -> None:
+    def __init__(
+        self, folder: Path, memory_bytes: int = 4 << 30, free_seconds: int = 5
+    ) -> None:
         self._folder = folder
         self._configuration = folder / "ceph.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -115,6 +119,7 @@ class Ceph:
                 monitor_old=monitor_old,
                 folder=folder,
                 memory_bytes=memory_bytes,
+                free_seconds=free_seconds,
                 gateway=self.port,
                 tls=f"ssl_endpoint=127.0.0.1:{self.tls_port} "
                 f"ssl_certificate={self.certificate.certificate} "
@@ -181,6 +186,10 @@ class Ceph:
         """Take the endpoint away with SIGKILL; what is stored stays."""
         self._daemons["radosgw"].send_signal(signal.SIGKILL)
         self._daemons.pop("radosgw").wait()
+
+    def free(self) -> None:
+        """Give the memory back now of all that was overwritten or deleted, and wait for it."""
+        self._run("radosgw-admin", "-n", "client.rgw", "gc", "process", "--include-all")
 
     def stop(self) -> None:
         """End every daemon that this object started; nothing in memory is worth a clean end."""
