@@ -5,9 +5,9 @@ gateway on loopback, installed where that is possible, or what the `AWS_*` varia
 `BENCH_BUCKET` name. Per round each contender puts and gets once, in shuffled order. `ours` is the
 whole way through the Checkpointer, with digests, manifest and fence, and back into the live
 tensors; the peers put and get one object of as many bytes. What was overwritten or deleted is freed
-between two turns, for the server takes as long for that as for a put. A peer that is not installed, or that
-this server refuses, is left out and named. `MEGAPARAMS` in the environment sets the size, 30
-million by default; `CONTENDERS` names some.
+between two turns, for the server takes as long for that as for a put. A peer that is not installed,
+or that this server refuses, is left out and named. `MEGAPARAMS` in the environment sets the size,
+30 million by default; `CONTENDERS` names some.
 """
 
 from __future__ import annotations

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Self
 
 from resilient.clock import SystemClock
-from resilient_cli.render import columns_of, human_size
+from resilient_cli.render import columns_of, human_age, human_size
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import TextIO
 
     from resilient.clock import Clock
 
 SILENT_SECONDS = 1.0
-_BAR_SECONDS, _LINE_SECONDS = 0.1, 10.0
+_BAR_SECONDS, _TICK_SECONDS, _LINE_SECONDS = 0.1, 1.0, 10.0
 _WIDTH = 20
 
 
-class Progress:
-    """Says on stderr how many bytes are done; nothing in the first second.
+class _Line:
+    """A line on stderr: taken back on a terminal, one after the other elsewhere.
 
     Args:
         what: what is done, one word.
@@ -32,22 +32,42 @@ class Progress:
         self._what, self._clock = what, clock or SystemClock()
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._next = self._clock.monotonic_seconds() + SILENT_SECONDS
         self._shown = ""
+
+    def _show(self, line: str) -> None:
+        if self._is_terminal:
+            self._stream.write("\r" + line.ljust(len(self._shown)))
+            self._shown = line
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        """Take the line away; it is no part of the answer."""
+        if self._shown and self._is_terminal:
+            self._stream.write("\r" + " " * len(self._shown) + "\r")
+            self._stream.flush()
+
+
+class Progress(_Line):
+    """Says how many bytes are done; nothing in the first second.
+
+    Args:
+        what: what is done, one word.
+        clock: what time it is.
+        stream: where to; stderr.
+    """
+
+    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+        super().__init__(what, clock, stream)
+        self._next = self._clock.monotonic_seconds() + SILENT_SECONDS
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the bar away; it is no part of the answer."""
-        if self._shown and self._is_terminal:
-            self._stream.write("\r" + " " * len(self._shown) + "\r")
-            self._stream.flush()
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._clear()
 
     def __call__(self, done: int, of: int) -> None:
         """Take note that ``done`` of ``of`` bytes are done."""
@@ -61,12 +81,41 @@ class Progress:
             line = f"{self._what} [{filled:<{_WIDTH}}] {sizes}"
             columns = columns_of(self._stream)
             # A line that goes on below itself cannot be taken back.
-            line = (
-                line if len(line) < columns or not columns else f"{self._what} {100 * share:.0f} %"
-            )
-            self._stream.write("\r" + line.ljust(len(self._shown)))
-            self._shown = line
+            is_short = len(line) < columns or not columns
+            self._show(line if is_short else f"{self._what} {100 * share:.0f} %")
         else:
-            self._stream.write(f"{self._what} {100 * share:.0f} %, {sizes}\n")
-        self._stream.flush()
+            self._show(f"{self._what} {100 * share:.0f} %, {sizes}")
         self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
+
+
+class Waiting(_Line):
+    """Says for how long something goes on whose end nobody knows; nothing in the first second.
+
+    Args:
+        what: what is done, one word.
+        clock: what time it is.
+        stream: where to; stderr.
+    """
+
+    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+        super().__init__(what, clock, stream)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to tell, from a thread of its own."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Tell no more, whatever the end is."""
+        self._is_over.set()
+        self._thread.join()
+        self._clear()
+
+    def _tell(self) -> None:
+        began = self._clock.monotonic_seconds()
+        wait_seconds = SILENT_SECONDS
+        while not self._is_over.wait(wait_seconds):
+            self._show(f"{self._what} for {human_age(self._clock.monotonic_seconds() - began)}")
+            wait_seconds = _TICK_SECONDS if self._is_terminal else _LINE_SECONDS

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from resilient.accounting.records import Record
     from resilient.vault.writers import Writer
 
-_ENDS = frozenset({"TrainingStopped", "TrainingEnded", "RunEnded", "RunGivenUp"})
+_ENDS = frozenset({"TrainingStopped", "TrainingEnded", "TrainedUntil", "RunEnded", "RunGivenUp"})
 
 
 class State(StrEnum):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from resilient.accounting.clocks import align, offsets_ms
 from resilient.accounting.faults import Fault, Repair, find_faults, paint_lost, repairs_by_cause
 from resilient.accounting.lives import launches_of, lives_of
+from resilient.accounting.records import ENDS
 from resilient.accounting.spans import doing_of
 from resilient.accounting.timeline import Spent, Timeline, paint_launches, paint_life
 from resilient.format.names import parse_checkpoint
@@ -185,7 +186,7 @@ def _go_on(launches: Sequence[Launch], lives: Sequence[Life], until_ms: int) -> 
         if launch.exit_code is None:
             launch.ended_ms = max(launch.ended_ms, until_ms)
     for life in lives[-1:]:
-        is_over = life.is_ended or life.told("TrainingEnded", "TrainingStopped")
+        is_over = life.is_ended or life.told(*ENDS)
         if not is_over and all(one.exit_code is None for one in launches[-1:]):
             life.ended_ms = max(life.ended_ms, until_ms)
 

@@ -199,7 +199,7 @@ def _how_it_ended(
     kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
     if kind:
         return _NAMES.get(kind, kind), _reason(life), ends[0].host, -1
-    if kinds or life.told("TrainingEnded"):
+    if kinds or life.told("TrainingEnded", "TrainedUntil"):
         return None
     if life.told("TrainingStopped"):
         return "preemption", _reason(life), "", -1

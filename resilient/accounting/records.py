@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+ENDS = ("TrainingEnded", "TrainingStopped", "TrainedUntil")
+"""How a rank tells that it trains no more, whatever made it end."""
 WANTED = frozenset(
     {
         *("AgentStarted", "RunEnded", "RunGivenUp"),
         *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
         *("ProgressSeen", "NoticeHeard"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
-        *("TrainingStopped", "TrainingEnded", "MetricsLogged", "PhaseEnded", "RolledBack"),
+        *(*ENDS, "MetricsLogged", "PhaseEnded", "RolledBack"),
         *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
     }
 )

@@ -14,6 +14,7 @@ from resilient.accounting.points import (
     walk,
     when_done,
 )
+from resilient.accounting.records import ENDS
 
 if TYPE_CHECKING:
     from resilient.accounting.lives import Life
@@ -75,7 +76,7 @@ def doing_of(life: Life) -> Doing:
     """Return what a life did, as far as it was told."""
     failed_ms, hung_ms = _failed_ms(life), _hung_ms(life)
     until_ms = life.ended_ms if failed_ms is None else failed_ms
-    began, over = life.first("TrainingStarted"), life.told("TrainingEnded", "TrainingStopped")
+    began, over = life.first("TrainingStarted"), life.told(*ENDS)
     signs = [one for one in life.told("ProgressSeen") if one.number("step", -1) >= 0]
     restored = life.first("CheckpointRestored")
     first_step = step_of(began or restored, 0)
@@ -133,7 +134,7 @@ def _walk(
 def _last_step(life: Life, returns: tuple[Return, ...]) -> int:
     """Return the last step that is done and was not given up since."""
     back = returns[-1] if returns else None
-    told = life.told(*TELL_STEPS, "LifeEnded", "TrainingStopped", "TrainingEnded")
+    told = life.told(*TELL_STEPS, "LifeEnded", *ENDS)
     since = [step_of(one, 0) for one in told if back is None or one.at_ms > back.at_ms]
     return max([*since, back.step if back else 0], default=0)
 

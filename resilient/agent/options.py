@@ -80,4 +80,5 @@ class Wishes:
     require_signature: bool = False
     is_warm: bool = True
     every: str = ""
+    until_step: int = 0
     log_dir: str = ""

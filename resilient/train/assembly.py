@@ -117,6 +117,7 @@ def assemble(
         fitting=fitting_for(args, strategy, bound.model, session),
         pipeline=pipeline_for(hooks),
         leaves=leaves,
+        until_step=session.gang.launch.until_step,
     )
 
 

@@ -196,6 +196,17 @@ class TrainingStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedUntil(Event):
+    """This launch was to train to a step before the last (``--until-step``), and has."""
+
+    global_step: int
+
+    def line(self) -> str:
+        """Say where, and how it goes on."""
+        return f"step {self.global_step} is saved, and this launch was to end there"
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack(Event):
     """The loss broke: training went back, and the data since then is left out.
 

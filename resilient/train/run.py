@@ -15,7 +15,7 @@ from resilient.strategies.detour import detour_of
 from resilient.train.data.drawing import draw_for_epoch
 from resilient.train.data.streams import StreamLoader
 from resilient.train.leaving import Tier
-from resilient.train.reporting import FirstStepEnded, TrainingStarted, TrainingStopped
+from resilient.train.reporting import FirstStepEnded, TrainedUntil, TrainingStarted, TrainingStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +74,8 @@ class Run:
         watch: judges the loss of each step.
         turns_ahead: how many more turns the gate has counted than steps, since steps were made
             again.
+        until_step: after which this launch ends although the run does not; 0 for none.
+        ends_here: whether it is there.
         is_over: whether all ranks ended here together, and none of them failed.
         is_fresh: whether no step was made yet.
     """
@@ -97,6 +99,8 @@ class Run:
     pipeline: Pipelined | None = None
     leaves: LeafPasses | None = None
     turns_ahead: int = 0
+    until_step: int = 0
+    ends_here: bool = False
     is_over: bool = False
     is_fresh: bool = True
     parameters: list[nn.Parameter] = field(init=False)
@@ -150,8 +154,10 @@ class Run:
             self.saver.before_update()
 
     def may_begin(self, step: int) -> bool:
-        """Ask the gate whether to begin a step, which may have been begun before."""
-        return self.gate.enter(step + self.turns_ahead)
+        """Say whether to begin a step: this launch does not end before it, and the gate agrees."""
+        # All ranks know the first alike, whatever each has heard at the gate.
+        self.ends_here = 0 < self.until_step < step
+        return not self.ends_here and self.gate.enter(step + self.turns_ahead)
 
     def rounds_left(self) -> int:
         """Return the rounds left in the epoch."""
@@ -176,7 +182,10 @@ class Run:
         Raises:
             Preempted: it is saved, as far as there was time.
             SaveFailed: it could not be made durable.
+            SystemExit: with 0: it is durable, and this launch was to end here.
         """
+        if self.ends_here:
+            self._end_launch(step, save, tell)
         tier = self.saver.choose_tier(self.gate)
         if tier is not Tier.IN_FLIGHT:
             save()
@@ -186,6 +195,15 @@ class Run:
         tell(TrainingStopped(step, reason))
         self.is_over = True
         raise Preempted(f"training stopped after step {step}: {reason}", hint="start it again")
+
+    def _end_launch(
+        self, step: int, save: Callable[[], None], tell: Callable[[Event], None]
+    ) -> NoReturn:
+        save()
+        self.saver.wait()
+        tell(TrainedUntil(step))
+        self.is_over = True
+        raise SystemExit(0)
 
     def close(self) -> None:
         """Let go of the repository and stop listening; leave together if all is done."""

@@ -51,6 +51,7 @@ class Launch:
         notes: folder where workers leave word for that agent; empty without one.
         require_signature: whether only checkpoints that the key has signed are resumed from.
         every: how often to save (``--every``); empty leaves it to the script.
+        until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
     """
 
     world: World
@@ -70,6 +71,7 @@ class Launch:
     notes: str = ""
     require_signature: bool = False
     every: str = ""
+    until_step: int = 0
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
@@ -105,6 +107,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         notes=environ.get("RESILIENT_NOTES", ""),
         require_signature=environ.get("RESILIENT_REQUIRE_SIGNATURE", "") == "1",
         every=environ.get("RESILIENT_EVERY", ""),
+        until_step=_integer(environ, "RESILIENT_UNTIL_STEP", 0),
     )
 
 
@@ -186,6 +189,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         "RESILIENT_NOTES": launch.notes,
         "RESILIENT_REQUIRE_SIGNATURE": "1" if launch.require_signature else "0",
         "RESILIENT_EVERY": launch.every,
+        "RESILIENT_UNTIL_STEP": str(launch.until_step),
     }
 
 

@@ -8,13 +8,14 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from fcntl import ioctl
 from io import StringIO
 
 import pytest
 from cli_repositories import TickingClock, write_usual_run
 
-from resilient_cli.progress import Progress
+from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import Facts, Table, _human_lines
 
 PROGRAM = (sys.executable, "-m", "resilient_cli")
@@ -126,6 +127,27 @@ def test_the_bar_fits_a_narrow_terminal(monkeypatch):
         told(1 << 30, 2 << 30)
     assert "reading 50 %" in stream.getvalue()
     assert "[" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_has_no_known_end_says_how_long_it_goes_on(is_terminal, monkeypatch):
+    stream = StringIO()
+    stream.isatty = lambda: is_terminal
+    monkeypatch.setattr("resilient_cli.progress.SILENT_SECONDS", 0.05)
+    told = threading.Event()
+    stream.flush = told.set
+    with Waiting("importing", TickingClock(), stream):
+        assert told.wait(10)
+    assert "importing for " in stream.getvalue()
+    # Of a terminal it is taken away again.
+    assert stream.getvalue().endswith("\r" if is_terminal else "\n")
+
+
+def test_what_ends_at_once_says_nothing():
+    stream = StringIO()
+    with Waiting("importing", TickingClock(), stream):
+        pass
+    assert stream.getvalue() == ""
 
 
 def test_no_input_asks_nobody(repo):

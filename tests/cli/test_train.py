@@ -44,6 +44,14 @@ def test_the_plan_says_how_often_it_saves(call, script):
     assert json.loads(call("train", "--dry-run", "--json", script).stdout)["every"] is None
 
 
+def test_the_plan_says_after_which_step_it_ends(call, script):
+    ended = call("train", "--dry-run", "--until-step", "500", script)
+    assert "ends        after step 500" in ended.stdout
+    ended = call("train", "--dry-run", "--json", "--until-step", "500", script)
+    assert json.loads(ended.stdout)["until_step"] == 500
+    assert call("train", "--dry-run", "--until-step", "0", script).status == 2
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -220,8 +220,8 @@ MUTANTS = [
     Mutant(
         "a dry run deletes",
         "cli/resilient_cli/commands/keeping.py",
-        "    if not dry_run:\n        plan = carry_out",
-        "    if True:\n        plan = carry_out",
+        "    if not dry_run:\n        with Waiting",
+        "    if True:\n        with Waiting",
         PRUNE,
     ),
     Mutant(

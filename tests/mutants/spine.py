@@ -12,6 +12,20 @@ STEPS = "tests/unit/test_steps.py"
 
 MUTANTS = [
     Mutant(
+        "a launch that was to end early goes on",
+        "resilient/train/run.py",
+        "self.ends_here = 0 < self.until_step < step",
+        "self.ends_here = False",
+        "tests/process/test_same_bits.py -k end_early",
+    ),
+    Mutant(
+        "a launch that was to end early leaves its last step unsaved",
+        "resilient/train/run.py",
+        "        save()\n        self.saver.wait()\n        tell(TrainedUntil(step))",
+        "        tell(TrainedUntil(step))",
+        "tests/process/test_same_bits.py -k end_early",
+    ),
+    Mutant(
         "files are deleted before the manifest",
         "resilient/vault/rotation/rotate.py",
         "        store.delete(checkpoint.manifest_key)\n",

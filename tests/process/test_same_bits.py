@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -42,6 +43,12 @@ def check_same(folder, unbroken) -> None:
     assert differences(ending(folder), unbroken) == []
 
 
+def read_steps(folder):
+    """Return what each rank noted of its steps, in all lives."""
+    files = sorted(folder.glob("steps-*.jsonl"))
+    return [[json.loads(line) for line in one.read_text().splitlines()] for one in files]
+
+
 def newest_file(folder, name):
     checkpoint = committed(open_store(str(folder)))[0]
     return folder / checkpoint.folder / name
@@ -67,6 +74,19 @@ def test_a_rank_killed_between_two_saves_costs_no_step_that_memory_held(tmp_path
     assert reached - 1 <= first - 1 <= reached, said
     assert f"resumed from checkpoint-{first - 1}-g1" in said
     assert f"checkpoint-{first - 1}-g1 was held in memory" in said
+    check_same(tmp_path, unbroken)
+
+
+def test_a_launch_that_was_to_end_early_is_gone_on_with(tmp_path, unbroken):
+    for time_of_asking in range(2):
+        code, said = run(tmp_path, launch=("--until-step", "10"))
+        assert code == 0, said
+        assert "step 10 is saved, and this launch was to end there" in said
+        # The second one has nothing to do.
+        assert {job[-1]["step"] for job in read_steps(tmp_path)} == {10}, time_of_asking
+    code, said = run(tmp_path)
+    assert code == 0, said
+    assert "resumed from checkpoint-10-g1" in said
     check_same(tmp_path, unbroken)
 
 

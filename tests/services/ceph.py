@@ -101,9 +101,7 @@ class Ceph:
         certificate: what it shows there, and whom to trust for it.
     """
 
-    def __init__(
-        self, folder: Path, memory_bytes: int = 4 << 30, free_seconds: int = 5
-    ) -> None:
+    def __init__(self, folder: Path, memory_bytes: int = 4 << 30, free_seconds: int = 5) -> None:
         self._folder = folder
         self._configuration = folder / "ceph.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}

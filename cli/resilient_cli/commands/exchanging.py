@@ -15,7 +15,7 @@ from resilient.vault.mirror import copy_over, plan_copy
 from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
 from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
-from resilient_cli.progress import Progress
+from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import show
 from resilient_cli.views.exchange import copied, exported, imported
 
@@ -76,7 +76,8 @@ def import_(
 
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
-    checkpoint = import_folder(folder, place or repo or "", storage_options=options)
+    with Waiting("importing"):
+        checkpoint = import_folder(folder, place or repo or "", storage_options=options)
     show(imported(store.url, folder, checkpoint), output_of(ctx))
 
 
@@ -117,7 +118,8 @@ def export(
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
     url = place or repo or ""
-    checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
+    with Waiting("exporting"):
+        checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
     show(exported(store.url, str(out), checkpoint.folder), output_of(ctx))
 
 

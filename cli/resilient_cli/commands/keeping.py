@@ -22,6 +22,7 @@ from resilient_cli.places import (
     open_repository,
     output_of,
 )
+from resilient_cli.progress import Waiting
 from resilient_cli.render import show
 from resilient_cli.survey import Level, survey
 from resilient_cli.views.rotation import pruning, tagging, untagging
@@ -140,7 +141,8 @@ def prune(  # noqa: PLR0913 - the options of a command
     store = open_repository(place, repo)
     committed = committed_of(store)
     mine = max(list_numbers(store), default=0)
-    found = look(store, retention, in_full=True)
+    with Waiting("reading"):
+        found = look(store, retention, in_full=True)
     _require_tags(retention, found, store.url)
     plan = found.plan
     if asks and plan.doomed:
@@ -148,7 +150,8 @@ def prune(  # noqa: PLR0913 - the options of a command
         if not typer.confirm(f"Delete {len(plan.doomed)}?", err=True):
             return ANSWER_IS_NO
     if not dry_run:
-        plan = carry_out(store, found, mine)
+        with Waiting("deleting"):
+            plan = carry_out(store, found, mine)
     newest = survey(store, committed[:1], Level.QUICK) if plan.held else []
     why = newest[0] if newest else None
     show(pruning(store.url, found, plan, done=not dry_run, newest=why), output)

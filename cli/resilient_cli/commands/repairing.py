@@ -25,8 +25,10 @@ from resilient_cli.places import (
     output_of,
     ref_and_place,
 )
+from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import show
 from resilient_cli.survey import Level, first_intact
+from resilient_cli.told import ToldStore
 from resilient_cli.views.mending import mending
 from resilient_cli.views.repair import rebuilding, repairing
 
@@ -111,9 +113,13 @@ def repair(  # noqa: PLR0913 - the options of a command
     checkpoint = _named(store, ref, undelete=undelete)
     options = read_storage_options(os.environ)
     others = [open_store(url, storage_options=options) for url in source or ()]
-    plan = plan_repair(store, checkpoint, others, undelete=undelete)
+    with Progress("reading") as told:
+        of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
+        reader = ToldStore(store, told, of_bytes)
+        plan = plan_repair(reader, checkpoint, others, undelete=undelete)
     if is_done:
-        carry_out_repair(store, plan, others)
+        with Waiting("repairing"):
+            carry_out_repair(store, plan, others)
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
     show(repairing(store.url, plan, resume, done=is_done), output_of(ctx))
     if not plan.is_whole and resume is None:
@@ -142,11 +148,13 @@ def _mend(
     from resilient.mending.applying import place_of, write_mended
     from resilient.mending.planning import plan_mending
 
-    plan = plan_mending(url, others, read_storage_options(os.environ))
+    with Waiting("reading"):
+        plan = plan_mending(url, others, read_storage_options(os.environ))
     target = out or place_of(plan)
     is_written = is_done and (plan.is_mended or bool(plan.salvaged))
     if is_written:
-        write_mended(plan, target)
+        with Waiting("writing"):
+            write_mended(plan, target)
     show(mending(plan, target, done=is_written), output_of(ctx))
     is_fine = not plan.is_hopeless and not plan.losses and not plan.refused
     return 0 if is_fine else DAMAGE_LEFT
@@ -158,11 +166,12 @@ def _rebuild(ref: str | None, place: str, out: Path) -> Rebuilt:
     from resilient.train.interop.rebuilding import is_weights_folder, rebuild_folder
     from resilient.train.interop.salvaging import rebuild_checkpoint
 
-    if is_weights_folder(place):
-        return rebuild_folder(place, out)
-    options = read_storage_options(os.environ)
-    open_repository(place, None)
-    return rebuild_checkpoint(place, out, ref or "latest", storage_options=options)
+    with Waiting("rebuilding"):
+        if is_weights_folder(place):
+            return rebuild_folder(place, out)
+        options = read_storage_options(os.environ)
+        open_repository(place, None)
+        return rebuild_checkpoint(place, out, ref or "latest", storage_options=options)
 
 
 def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:

@@ -107,6 +107,17 @@ Every = Annotated[
         envvar="RESILIENT_EVERY",
     ),
 ]
+UntilStep = Annotated[
+    int | None,
+    _option(
+        "Train to this step, save, and end with 0: a Trainer's schedule stays that of the whole "
+        "run, and the same command without it goes on.",
+        "--until-step",
+        metavar="N",
+        min=1,
+        show_default=False,
+    ),
+]
 MetricsPort = Annotated[
     str,
     _option("Serve /metrics and /healthz at this port; auto takes a free one, 0 serves none."),
@@ -172,6 +183,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     repo: Repo = "",
     resume: Resume = "auto",
     every: Every = "",
+    until_step: UntilStep = None,
     nproc_per_node: Nproc = "1",
     max_restarts: MaxRestarts = 3,
     restart_window: RestartWindow = 3600.0,
@@ -243,6 +255,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
             require_signature=require_signature,
             is_warm=warm,
             every=every,
+            until_step=until_step or 0,
             log_dir=log_dir,
         ),
         host_bytes_max=parse_host_bytes(host_bytes_max),
@@ -306,6 +319,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
         },
         "repository": repository or None,
         "every": every or None,
+        "until_step": options.wishes.until_step or None,
         "limits": asdict(limits),
         "hang": asdict(options.patience.hang),
         "reactions": [asdict(row) for row in rows],
@@ -322,6 +336,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
             "saves",
             f"every {options.wishes.every}" if options.wishes.every else "left to the script",
         ),
+        *((("ends", f"after step {last}"),) if (last := options.wishes.until_step) else ()),
         ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
         ("hang", options.patience.hang.describe()),
     )

@@ -149,6 +149,7 @@ def worker_environ(
         notes=wishes.notes,
         require_signature=wishes.require_signature,
         every=wishes.every,
+        until_step=wishes.until_step,
     )
     # As torchrun does: every rank would take all cores otherwise.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
