@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
+from resilient.format.signature import UNSIGNED
 from resilient.vault.health.verify import MISSING, verify
-from resilient.vault.reading.read import UNSIGNED
 from resilient.vault.registry.catalog import lineage, read_manifest
 from resilient.vault.registry.tags import list_tags, read_tag
 

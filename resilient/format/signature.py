@@ -94,6 +94,10 @@ class Signing:
         return Signing(key, is_required)
 
 
+UNSIGNED = Signing()
+"""Nothing is signed, and nothing has to be."""
+
+
 def encode_signature(
     key: SigningKey, checkpoint: CheckpointId, root: str, files: Mapping[str, str]
 ) -> bytes:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.storage.cloud_options import for_cloud
 from resilient.storage.local import LocalStore
-from resilient.storage.parts import Parts
 from resilient.storage.retrying import RetryingStore
-from resilient.storage.s3_options import for_s3fs, read_s3_options, trusted
-from resilient.storage.urls import protocol_of, redacted, require_plain_host
+from resilient.storage.urls import protocol_of, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.clock import Clock
-    from resilient.storage.s3_options import S3Options
     from resilient.storage.store import Store
 
 _SYSTEM_CLOCK = SystemClock()
@@ -59,37 +54,10 @@ def _backend(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     if protocol_of(url) == "file":
         return LocalStore(local_path(url))
-    require_plain_host(url)
-    if protocol_of(url) in ("s3", "s3a") and "::" not in url:
-        return _s3(url, read_s3_options(storage_options))
-    # fsspec and what it loads take 0.1 s, which a command on a local folder need not pay.
-    from resilient.storage.fs import FsspecStore
+    # TLS, fsspec and what they load are nothing that a command on a local folder need pay for.
+    from resilient.storage.remote import open_remote
 
-    return FsspecStore(url, **for_cloud(protocol_of(url), storage_options))
-
-
-def _s3(url: str, options: S3Options) -> Store:
-    """Return the store of the client that was asked for, else of the fastest one that is there."""
-    if options.client == "s3fs" or options.for_s3fs or not _has_obstore(options.client):
-        from resilient.storage.fs import FsspecStore
-
-        # Its own error would come with the first request, and look like a server that is away.
-        trusted(options)
-        return FsspecStore(url, options.parts(Parts().part_bytes), **for_s3fs(options))
-    from resilient.storage.obstore import ObstoreStore
-
-    return ObstoreStore(url, options)
-
-
-def _has_obstore(client: str) -> bool:
-    if find_spec("obstore") is not None:
-        return True
-    if client == "obstore":
-        raise ConfigError(
-            "storage option `client` says obstore, which is not installed",
-            hint="pip install 'resilient-train[fast]'",
-        )
-    return False
+    return open_remote(url, storage_options)
 
 
 def local_path(url: str) -> Path:

@@ -13,10 +13,10 @@ from resilient.errors import (
 )
 from resilient.format.digest import CHUNK_BYTES, damaged_ranges
 from resilient.format.names import MANIFEST, MANIFEST_COPY, signature_name
+from resilient.format.signature import UNSIGNED
 from resilient.vault.access.damage import join_names, tensors_hit
 from resilient.vault.health.deep import problems_of
 from resilient.vault.reading.mend import can_mend
-from resilient.vault.reading.read import UNSIGNED
 from resilient.vault.registry.catalog import read_copy, read_manifest
 from resilient.vault.registry.signing import check_contents, check_signature, signature_problem
 

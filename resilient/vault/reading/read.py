@@ -10,7 +10,7 @@ from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.digest import digest_file
 from resilient.format.extents import chunks_touched
 from resilient.format.names import MANIFEST
-from resilient.format.signature import Signing
+from resilient.format.signature import UNSIGNED, Signing
 from resilient.vault.access.damage import damaged, missing_is_damage, tensors_hit
 from resilient.vault.access.fetch import fetch
 from resilient.vault.reading.bulk import NOWHERE, read_ranges
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
 
-UNSIGNED = Signing()
 SMALL_BYTES = 8 << 20
 """A file that is no larger is read in one piece, and one after the other."""
 
