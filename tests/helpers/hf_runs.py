@@ -122,22 +122,31 @@ def stack(samples):
     }
 
 
-class Recorder(Trainer):
-    """Records the samples and the exact loss of each micro-batch."""
+def recording(trainer):
+    """Return a subclass of a Trainer, ours or theirs, that notes what it trains on.
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.seen = []
+    ``seen`` has the samples and the exact loss of each micro-batch.
+    """
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        indices = inputs.pop("idx").tolist()
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.seen.append((indices, float(loss).hex()))
-        return loss
+    class Recorder(trainer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.seen = []
 
-    def prediction_step(self, model, inputs, *more, **named):
-        inputs.pop("idx", None)
-        return super().prediction_step(model, inputs, *more, **named)
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            indices = inputs.pop("idx").tolist()
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.seen.append((indices, float(loss).hex()))
+            return loss
+
+        def prediction_step(self, model, inputs, *more, **named):
+            inputs.pop("idx", None)
+            return super().prediction_step(model, inputs, *more, **named)
+
+    return Recorder
+
+
+Recorder = recording(Trainer)
 
 
 BASE = {

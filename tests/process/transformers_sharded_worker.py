@@ -21,7 +21,7 @@ from deepspeed_forks import exit_codes, fork_world, preload
 from transformers_sharded_kinds import KINDS, SAVED
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from hf_runs import BASE, Tokens, gpt2, make, stack
+from hf_runs import BASE, Tokens, gpt2, make, recording, stack
 
 RANKS = 2
 
@@ -29,15 +29,6 @@ RANKS = 2
 def make_theirs(folder, kind):
     """Train to the end by stock Transformers, as it would on GPUs."""
     from transformers import Trainer, TrainingArguments
-
-    class Recorder(Trainer):
-        seen = ()
-
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            indices = inputs.pop("idx").tolist()
-            loss = super().training_step(model, inputs, num_items_in_batch)
-            self.seen = (*self.seen, (indices, float(loss).hex()))
-            return loss
 
     shard_on_cpu()
     args = TrainingArguments(
@@ -48,7 +39,7 @@ def make_theirs(folder, kind):
         **BASE,
         **KINDS[kind][0],
     )
-    trainer = Recorder(gpt2(), args, data_collator=stack, train_dataset=Tokens(32, 1))
+    trainer = recording(Trainer)(gpt2(), args, data_collator=stack, train_dataset=Tokens(32, 1))
     trainer.train()
     say(folder, f"{kind}-theirs", trainer.seen)
 

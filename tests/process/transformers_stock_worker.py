@@ -14,25 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from hf_runs import checkpoint_of, make, stock_file
-
-
-class Recorder(Trainer):
-    """Records the samples and the exact loss of each micro-batch."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.seen = []
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        indices = inputs.pop("idx").tolist()
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.seen.append((indices, float(loss).hex()))
-        return loss
-
-    def prediction_step(self, model, inputs, *more, **named):
-        inputs.pop("idx", None)
-        return super().prediction_step(model, inputs, *more, **named)
+from hf_runs import checkpoint_of, make, recording, stock_file
 
 
 def main(folder, *runs):
@@ -47,7 +29,7 @@ def main(folder, *runs):
         trainer = make(
             case,
             Path(folder) / f"stock-{case}-{step}",
-            kind=Recorder,
+            kind=recording(Trainer),
             arguments=TrainingArguments,
             callbacks=callbacks,
             **theirs,
