@@ -157,3 +157,14 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     said = json.loads(outcome.stdout)
     assert (said["step"], said["resumable"]) == (7, False)
     assert "optimizer" in said["lost"]
+
+
+def test_inspect_says_whether_training_can_go_on_and_what_to_run(plain, call):
+    outcome = call("ckpt", "inspect", "latest", plain)
+    assert outcome.status == 0
+    assert "resumable  yes" in outcome.stdout
+    (plain / NEWEST / OPTIMIZER).unlink()
+    outcome = call("ckpt", "inspect", NEWEST, plain)
+    assert outcome.status == 1
+    assert f"no, because {OPTIMIZER}: missing" in outcome.stdout
+    assert f"ckpt repair {NEWEST}" in outcome.stdout.splitlines()[-1]

@@ -10,8 +10,11 @@ from resilient.clock import SystemClock
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
 from resilient_cli.foreign import is_foreign, look
+from resilient_cli.listed import ListedStore
 from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
 from resilient_cli.render import show
+from resilient_cli.resuming import judge_ours
+from resilient_cli.survey import Level, examine
 from resilient_cli.views.foreign import looked_at
 from resilient_cli.views.inspection import inspection
 
@@ -28,10 +31,14 @@ def inspect(
 ) -> int:
     """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
 
+    The answer ends with whether training can go on from it, as far as sizes of files tell; `ckpt
+    verify` reads them.
+
     A lone path or URL may also be a checkpoint of another tool: Transformers' Trainer, a
     distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. It is read
-    without torch and without unpickling, headers alone, and the answer ends with whether training
-    can go on from it. Exit code 0: it can, maybe with a loss that is named. 1: it cannot.
+    without torch and without unpickling, headers alone.
+
+    Exit code 0: training can go on, maybe with a loss that is named. 1: it cannot.
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
     """
@@ -41,7 +48,10 @@ def inspect(
         show(looked_at(looked, with_tensors=tensors), output_of(ctx))
         return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
-    manifest = read_manifest(store, resolve(store, ref or "latest"))
-    answer = inspection(manifest, SystemClock().now_iso(), with_tensors=tensors)
+    checkpoint = resolve(store, ref or "latest")
+    manifest = read_manifest(store, checkpoint)
+    found = examine(ListedStore(store, f"{checkpoint.folder}/"), checkpoint, Level.QUICK)
+    verdict = judge_ours(store, manifest, found)
+    answer = inspection(manifest, SystemClock().now_iso(), verdict, with_tensors=tensors)
     show(answer, output_of(ctx))
-    return 0
+    return NOT_RESUMABLE if verdict.answer == "no" else 0

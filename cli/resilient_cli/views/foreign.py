@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
 from resilient_cli.render import Answer, Facts, Table, human_size
+from resilient_cli.views.verdict import conclusion, resumable
 from resilient_cli.views.words import NONE, count, inline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resilient.layouts.values import Optimizer, Tensor, Verdict
+    from resilient.layouts.values import Optimizer, Tensor
     from resilient_cli.foreign import Looked
-
-_ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
 
 
 def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
@@ -50,10 +49,7 @@ def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
     if with_tensors:
         document["tensors"] = [_tensor(one) for one in contents.tensors]
         blocks = (*blocks, _tensors(contents.tensors))
-    blocks = (
-        *blocks,
-        Facts((("resumable", _resumable(looked.verdict)), *_command(looked.verdict))),
-    )
+    blocks = (*blocks, conclusion(looked.verdict))
     return Answer("ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,))
 
 
@@ -89,11 +85,7 @@ def _document(looked: Looked) -> dict[str, Any]:
             {"place": one.place, "what": one.what, "loses": one.loses, "is_fatal": one.is_fatal}
             for one in contents.problems
         ],
-        "resumable": {
-            "answer": looked.verdict.answer,
-            "why": list(looked.verdict.why),
-            "command": looked.verdict.command,
-        },
+        "resumable": resumable(looked.verdict),
     }
 
 
@@ -120,14 +112,6 @@ def _about(looked: Looked) -> Facts:
     )
     left_out = looked.listing.outside
     return Facts(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
-
-
-def _resumable(verdict: Verdict) -> str:
-    return _ANSWERS[verdict.answer] + "; ".join(verdict.why)
-
-
-def _command(verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    return (("next", verdict.command),) if verdict.command else ()
 
 
 def _or_none(value: float | None) -> str:

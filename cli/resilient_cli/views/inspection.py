@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilient_cli.render import Answer, Facts, Table, human_size
+from resilient_cli.views.verdict import conclusion, resumable
 from resilient_cli.views.words import NONE, age, count, folder, inline, plain
 
 if TYPE_CHECKING:
@@ -12,12 +13,13 @@ if TYPE_CHECKING:
 
     from resilient.format.manifest import Manifest, TensorEntry
     from resilient.format.parity import ParityGroup
+    from resilient.layouts.values import Verdict
 
 
-def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
+def inspection(manifest: Manifest, now: str, verdict: Verdict, *, with_tensors: bool) -> Answer:
     """Return the answer of ``ckpt inspect``."""
     parts = [_part(manifest, name) for name in _part_names(manifest)]
-    document = _document(manifest, parts)
+    document = {**_document(manifest, parts), "resumable": resumable(verdict)}
     blocks: tuple[Table | Facts, ...] = (
         _about(manifest, now),
         _config(manifest),
@@ -28,6 +30,7 @@ def inspection(manifest: Manifest, now: str, *, with_tensors: bool) -> Answer:
         tensors = [_tensor(one) for one in manifest.tensors]
         document["tensors"] = tensors
         blocks = (*blocks, _tensors(tensors))
+    blocks = (*blocks, conclusion(verdict))
     return Answer("ckpt.inspect", "checkpoint", document, blocks, (manifest.checkpoint.folder,))
 
 
