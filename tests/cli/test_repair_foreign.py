@@ -69,3 +69,10 @@ def test_a_whole_one_needs_nothing(checkpoint, call):
 def test_what_is_no_checkpoint_is_refused(tmp_path, call):
     (tmp_path / "notes.txt").write_text("x")
     assert call("ckpt", "repair", tmp_path).status == 65
+
+
+def test_what_nothing_here_has_is_said_and_not_called_whole(checkpoint, call):
+    (checkpoint / "rng_state.pth").unlink()
+    outcome = call("ckpt", "repair", checkpoint)
+    assert "It is without random state, and nothing here has it" in outcome.stdout
+    assert "whole" not in outcome.stdout

@@ -54,7 +54,11 @@ def _salvaged(one: Any) -> dict[str, Any]:
 
 def _lines(plan: MendingPlan, target: Path, *, done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
-        yield f"{plan.url} is whole: nothing to repair."
+        lacks = "; ".join(plan.verdict.why)
+        if lacks:
+            yield f"Nothing of {plan.url} is damaged. It is without {lacks}, and nothing here has it."
+        else:
+            yield f"{plan.url} is whole: nothing to repair."
         return
     if plan.is_mended:
         kept = "; what is lost is in its repaired.json" if plan.losses else ""
