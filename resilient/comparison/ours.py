@@ -224,6 +224,9 @@ def _fields(
             found[SCHEDULE].update(plain_leaves(tree))
         elif name == _STATE_OF_TRAINER and isinstance(tree, dict):
             found[TRAINER].update(plain_leaves({**tree, _HISTORY: {}}))
+        elif name == MODEL_CONFIG:
+            # A Trainer keeps it as a part of that name.
+            found[MODEL_CONFIG].update(plain_leaves(tree))
         else:
             found[TRAINER].update(plain_leaves({name: tree}))
     found[TRAINER].pop(_HISTORY, None)

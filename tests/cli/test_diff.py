@@ -164,3 +164,16 @@ def test_off_a_terminal_a_line_is_said_at_times():
             told._clock.sleep(1)
             told(1, 2)
     assert stream.getvalue() == "comparing 50 %, 1 B of 2 B\n" * 5
+
+
+def test_the_configuration_of_a_model_that_was_taken_over_is_the_same(theirs, call, tmp_path):
+    ours = tmp_path / "ours"
+    assert call("ckpt", "import", theirs / "checkpoint-8", ours).status == 0
+    outcome = call("ckpt", "diff", theirs / "checkpoint-8", ours, "--json")
+    fields = json.loads(outcome.stdout)["fields"]
+    assert not [one for one in fields if one["section"] == "model_config"]
+    document = ours / "checkpoint-8-g1" / "config.json"
+    document.write_text(document.read_text().replace('"n_layer": 2', '"n_layer": 3'))
+    outcome = call("ckpt", "diff", theirs / "checkpoint-8", ours, "--json")
+    fields = json.loads(outcome.stdout)["fields"]
+    assert [one["name"] for one in fields if one["section"] == "model_config"] == ["n_layer"]
