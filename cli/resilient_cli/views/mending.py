@@ -56,7 +56,8 @@ def _lines(plan: MendingPlan, target: Path, *, done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
         lacks = "; ".join(plan.verdict.why)
         if lacks:
-            yield f"Nothing of {plan.url} is damaged. It is without {lacks}, and nothing here has it."
+            yield f"Nothing of {plan.url} is damaged."
+            yield f"It is without {lacks}, and nothing here has it."
         else:
             yield f"{plan.url} is whole: nothing to repair."
         return
