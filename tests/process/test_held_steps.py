@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from keepers import begun, names, resumed_weight, weight
+from keepers import begun, names, resumed_from, resumed_weight, weight
 
 from resilient.checkpointer import About
 from resilient.format.names import CheckpointId
@@ -119,6 +119,18 @@ def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):
     holding._holder.void((holding._turns - 1) % 2)
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
+
+
+@pytest.mark.parametrize("sizes", [(9, 5), (5, 9, 7), (9, 9, 5, 9), (5, 9, 5, 9, 7, 9)], ids=str)
+def test_a_step_lands_as_it_is_laid_out_and_not_as_the_last_in_its_slot(start, tmp_path, sizes):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    for step, size in enumerate((7, 7, *sizes), start=2):
+        holding.hold(step, weight(step, size), About(), overlap=False)
+    lose(checkpointer, holding)
+    checkpoint, state, _ = resumed_from(keeper, tmp_path / "run")
+    assert checkpoint == CheckpointId(1, len(sizes) + 3)
+    assert state["weight"].tolist() == [len(sizes) + 3.0] * sizes[-1]
 
 
 def test_a_host_whose_keeper_is_gone_ends_the_holding_of_all(start, tmp_path):

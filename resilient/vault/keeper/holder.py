@@ -16,7 +16,10 @@ from resilient.vault.keeper.leased import Leased
 from resilient.vault.keeper.link import KeeperPersister
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilient.format.ledger import Place, Segment
+    from resilient.format.manifest import TensorEntry
     from resilient.vault.desk import Desk
     from resilient.vault.keeper.guest import KeeperAddress
     from resilient.vault.saving.persist import Job
@@ -43,7 +46,7 @@ class Holder:
         self._talk.ask("hold_hello", **introduction(address, desk))
         self._talk.ask("join", board=board.to_json())
         self._leased = Leased(self._talk.ask)
-        self._layouts: dict[int, tuple[Any, ...]] = {}
+        self._layouts: dict[int, dict[str, tuple[TensorEntry, ...]]] = {}
         self._told: Segment | None = None
 
     def void(self, slot: int) -> None:
@@ -76,13 +79,7 @@ class Holder:
             ResilientError: the keeper is gone.
         """
         files = tuple(self._with_memory(slot, file) for file in job.files)
-        tensors = tuple(file.tensors for file in files)
-        if self._layouts.get(slot) != tensors:
-            every = tuple(tensor for one in tensors for tensor in one)
-            receipt = Receipt(self._rank, (), every, ()).to_json()
-            self._talk.tell("layout", slot=slot, tensors=receipt["tensors"])
-            self._layouts[slot] = tensors
-        # What the slot's layout says is not said again at each step.
+        # What the layouts say is not said again at each step.
         bare = tuple(HostFile(file.name, file.data) for file in files)
         said = to_json(replace(job, files=bare, segment=None), self._rank)
         segment = job.segment
@@ -90,6 +87,7 @@ class Holder:
         self._talk.tell(
             "hold",
             slot=slot,
+            layouts=self._new_layouts(slot, files),
             checkpoint=job.about.checkpoint.folder,
             after=before.folder if before else "",
             job=json.dumps(said),
@@ -116,6 +114,20 @@ class Holder:
         if memory.obj is not data.obj:
             memory[:] = data
         return HostFile(file.name, memory, file.tensors)
+
+    def _new_layouts(self, slot: int, files: Iterable[HostFile]) -> dict[str, Any]:
+        """Return where the tensors of files lie that are laid out otherwise than last in this slot.
+
+        A file that has some numbers in its header is so at nearly every step; it is small, and
+        the large ones stay as they are.
+        """
+        told = self._layouts.setdefault(slot, {})
+        new = {one.name: one.tensors for one in files if told.get(one.name, ()) != one.tensors}
+        told |= new
+        return {
+            name: Receipt(self._rank, (), tensors, ()).to_json()["tensors"]
+            for name, tensors in new.items()
+        }
 
     def _news_of(self, segment: Segment) -> dict[str, Any]:
         """Return a segment as JSON, but for the rows that the keeper knows."""

@@ -73,14 +73,13 @@ class HoldSeat(Seat):
         super().__init__(room, lambda: None)
         self._settled = settled
         self._whole: dict[int, _Whole] = {}
-        self._layouts: dict[int, list[Any]] = {}
+        self._layouts: dict[int, dict[str, list[Any]]] = {}
         self._rows: list[str] = []
         self._is_ending = False
         self.verbs = {
             "hold_hello": self._hello,
             "join": self._join,
             "reserve": self._reserve,
-            "layout": self._layout,
             "void": self._void,
             "hold": self._hold,
             "drop": self._drop,
@@ -103,11 +102,6 @@ class HoldSeat(Seat):
                 self._whole.clear()
         self._end_it()
 
-    def _layout(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Note what the manifest says of the tensors of a slot."""
-        self._layouts[_slot(asked)] = list(asked["tensors"])
-        return {}
-
     def _void(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Forget what a slot holds: it is about to be overwritten."""
         with self._lock:
@@ -126,6 +120,8 @@ class HoldSeat(Seat):
                 self._rows = []
             del self._rows[ledger["from"] :]
             self._rows += map(str, ledger["rows"])
+        # Those of files that are laid out as they were last in this slot are not said again.
+        self._layouts.setdefault(_slot(asked), {}).update(asked["layouts"])
         whole = _Whole(
             checkpoint,
             str(asked["after"]),
@@ -184,7 +180,10 @@ class HoldSeat(Seat):
         whole = self._whole[slot]
         _, comms = self._at_work()
         job = {**json.loads(whole.job), "topic": f"hold/{whole.checkpoint.step}"}
-        job["receipt"]["tensors"] = self._layouts[slot]
+        layouts = self._layouts[slot]
+        job["receipt"]["tensors"] = [
+            tensor for name, _ in job["files"] for tensor in layouts.get(name, ())
+        ]
         job["segment"] = _segment_text(whole)
         assert self._board is not None, "joined"  # noqa: S101
         leave_will(self._board, comms, job["topic"])
