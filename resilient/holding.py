@@ -22,6 +22,7 @@ from resilient.format.names import CheckpointId
 from resilient.overlap import Overlap
 from resilient.state.arena import Arena
 from resilient.state.capture import capture
+from resilient.state.recall import Recall
 from resilient.state.stage import stage
 from resilient.state.steady import steady_memory
 from resilient.vault.facts import HoldingEnded
@@ -57,6 +58,7 @@ class Holding:
         self._checkpointer = checkpointer
         self._holder = holder
         self._arenas = [Arena(partial(holder.buffer, slot)) for slot in range(SLOTS)]
+        self._recall = Recall()
         self._overlap = Overlap()
         self._lull = lull or threading.Event()
         self._turns = 0
@@ -91,7 +93,7 @@ class Holding:
             self._holder.void(slot)
             about = about.closing(CheckpointId(life.number, step), life)
             steady = steady_memory(parts) if overlap else ()
-            snapshot = capture(step, parts, desk.world.rank)
+            snapshot = capture(step, parts, desk.world.rank, self._recall)
             staged = stage(snapshot, desk.world, self._arenas[slot], steady)
             job = Job(
                 about=describe(desk, life, step, about, ()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.state.drafts import Drafts
+from resilient.state.haste import Splits
 from resilient.storage.memory import PrivateBuffers, touch
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Arena:
 
     Attributes:
         drafts: how the files that are staged here were laid out last.
+        splits: how they were split into what waits and what does not.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Arena:
         self._locked: dict[str, int] = {}
         self._targets: dict[str, tuple[Layout, tuple[torch.Tensor, ...]]] = {}
         self.drafts = Drafts()
+        self.splits = Splits()
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
         """Say whether files of these names and lengths can be staged; let go of all others.
@@ -102,6 +105,7 @@ class Arena:
     def _forget(self, name: str) -> None:
         """Keep nothing that points into the memory of a file."""
         self._targets.pop(name, None)
+        self.splits.forget(name)
         self._unlock(name)
 
     def _unlock(self, name: str) -> None:

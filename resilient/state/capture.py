@@ -10,9 +10,12 @@ from resilient.format.names import is_file_name, rank_part
 from resilient.state.tree import PLAIN, flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
+
+    from resilient.state.recall import Recall
+    from resilient.state.tree import Tensors
 
 
 class Stateful(Protocol):
@@ -66,7 +69,9 @@ class Snapshot:
     parts: tuple[CapturedPart, ...]
 
 
-def capture(step: int, parts: Mapping[str, Part], rank: int) -> Snapshot:
+def capture(
+    step: int, parts: Mapping[str, Part], rank: int, recall: Recall | None = None
+) -> Snapshot:
     """Take the state of every part apart, without copying a tensor.
 
     Crash: nothing was stored.
@@ -75,22 +80,28 @@ def capture(step: int, parts: Mapping[str, Part], rank: int) -> Snapshot:
         step: the step that the state belongs to.
         parts: by name; names are file names without an ending.
         rank: who this is; a part of scope ``rank`` gets its number in the name.
+        recall: of the captures before, for what is captured often.
 
     Raises:
         UnsavableState: a value that only pickle could save, or a tensor in a document.
         ConfigError: a part's name cannot be a file's name.
     """
-    return Snapshot(step, tuple(_capture_part(name, part, rank) for name, part in parts.items()))
+    take_apart = flatten if recall is None else recall.flatten
+    return Snapshot(
+        step, tuple(_capture_part(name, part, rank, take_apart) for name, part in parts.items())
+    )
 
 
-def _capture_part(name: str, part: Part, rank: int) -> CapturedPart:
+def _capture_part(
+    name: str, part: Part, rank: int, take_apart: Callable[[str, Any], tuple[Any, Tensors]]
+) -> CapturedPart:
     if not is_file_name(f"{name}.json") or "." in name:
         raise ConfigError(
             f"`{name}` cannot name a part: use letters, digits, `_` and `-`",
             hint="give it another name; what is stored under a name is found by it again",
         )
     own = rank_part(name, rank) if part.scope == "rank" else name
-    tree, tensors = flatten(own, part.stateful.state_dict())
+    tree, tensors = take_apart(own, part.stateful.state_dict())
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -17,24 +17,34 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Copy:
-    """One box to copy.
+    """One box to copy, once or, after ``renew``, again.
 
     Attributes:
         name: the tensor's, for messages.
         source: the box's elements, any device, any strides; shares memory with training.
         target: host memory of a file as a tensor like the source; see ``target_in``.
-        changes: how often torch had changed the source in place when this was made.
+        changes: how often torch had changed the source in place when this was made or renewed.
     """
 
     name: str
     source: torch.Tensor
     target: torch.Tensor
     changes: int = field(init=False)
+    _bytes: tuple[Any, ...] | None = field(default=None, init=False)
+    _address: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "changes", _changes(self.source))
+        self.renew()
+
+    def renew(self) -> None:
+        """Be as good as new: what the source is from now on is what is copied."""
+        self.changes = changes_of(self.source)
+        address = self.source.data_ptr()
+        if address != self._address:
+            # A storage may get other memory.
+            self._bytes, self._address = None, address
 
     def make(self, *, modestly: bool = False) -> None:
         """Copy with as many threads as torch likes, or with this one alone.
@@ -42,20 +52,26 @@ class Copy:
         Args:
             modestly: leave the other cores to training.
         """
-        source = self.source
-        if not source.numel():
-            return
-        plain = source.is_contiguous() and not (source.is_conj() or source.is_neg())
-        if modestly and plain and source.device.type == "cpu":
+        if modestly and self._bytes is None:
+            self._bytes = _bytes_of(self.source, self.target)
+        if modestly and self._bytes:
             # Bytes to bytes: one memcpy without the interpreter's lock.
-            target = self.target.reshape(-1).view(torch.uint8)
-            np.copyto(target.numpy(), source.reshape(-1).view(torch.uint8).numpy())
-        else:
-            self.target.copy_(source)
+            np.copyto(*self._bytes)
+        elif self.source.numel():
+            self.target.copy_(self.source)
 
     def changed(self) -> str:
         """Return the tensor's name if the source was changed in place since; else nothing."""
-        return self.name if _changes(self.source) != self.changes else ""
+        return self.name if changes_of(self.source) != self.changes else ""
+
+
+def _bytes_of(source: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+    """Return the target's bytes and the source's, if the one are to be the other; else nothing."""
+    if not source.numel() or source.device.type != "cpu" or not source.is_contiguous():
+        return ()
+    if source.is_conj() or source.is_neg():
+        return ()
+    return tuple(one.reshape(-1).view(torch.uint8).numpy() for one in (target, source))
 
 
 def target_in(buffer: memoryview, start: int, like: torch.Tensor) -> torch.Tensor:
@@ -171,7 +187,7 @@ class Copies:
         return True
 
 
-def _changes(tensor: torch.Tensor) -> int:
+def changes_of(tensor: torch.Tensor) -> int:
     """Return how often torch has changed the tensor in place; views of one count together."""
     # torch's notes on autograd describe the counter; tensors of inference mode have none.
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

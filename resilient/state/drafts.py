@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.manifest import StoredRegion, TensorEntry
@@ -13,6 +14,7 @@ from resilient.format.rows import INDENT, Rows, put_rows
 from resilient.format.shard import Slot, StreamedFile, lay_out
 from resilient.state.bundles import bundled
 from resilient.state.copying import target_in
+from resilient.state.recall import Constant, Kept
 from resilient.state.shares import Piece, box_of, share_of, spec_of
 from resilient.state.tree import PLAIN
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from resilient.state.partition import TensorSpec
     from resilient.world.world import World
 
+# A part of all parts, the state of an optimizer, and a parameter's.
+_CONSTANT_DEPTH = 3
 _Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Draft:
     """A file that has a layout and no bytes yet.
 
@@ -94,11 +98,13 @@ class Drafts:
     """Remembers how a part was laid out, for the next save that is like it.
 
     What a part becomes depends on the names, types and shapes of its tensors alone, unless they
-    are spread over ranks: those, and the parts that each rank has for itself, are planned anew.
-    No tensor is remembered.
+    are spread over ranks, which are planned anew; the header of a part that each rank has for
+    itself has its other values in it besides.
+    No tensor is remembered here; of tensors that are known again the files are the same objects.
     """
 
     def __init__(self) -> None:
+        self._own: dict[str, tuple[str, _Shapes, _Plan]] = {}
         self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
 
     def of(self, snapshot: Snapshot, world: World) -> list[Draft]:
@@ -114,17 +120,38 @@ class Drafts:
         for part in snapshot.parts:
             if part.scope == "replicated":
                 drafts += self._share(part, world)
-        return drafts + [_own(part, world.rank) for part in snapshot.parts if part.scope == "rank"]
+        own = [part for part in snapshot.parts if part.scope == "rank"]
+        return drafts + [self._own_draft(part, world.rank) for part in own]
 
     def _share(self, part: CapturedPart, world: World) -> list[Draft]:
+        if not isinstance(part.tensors, Kept):
+            return self._planned(part, world)
+        drafts = part.tensors.drafts
+        if world not in drafts:
+            drafts[world] = self._planned(part, world)
+        return drafts[world]
+
+    def _planned(self, part: CapturedPart, world: World) -> list[Draft]:
         if any(type(one) not in PLAIN for one in part.tensors.values()):
             return _shares(part, world)
-        shapes = tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
+        shapes = _shapes_of(part)
         known = self._plans.get(part.name)
         if known is None or known[:2] != (world, shapes):
             plans = [_Plan.like(one) for one in _shares(part, world)]
             known = self._plans[part.name] = (world, shapes, plans)
         return [plan.of(part.tensors) for plan in known[2]]
+
+    def _own_draft(self, part: CapturedPart, rank: int) -> Draft:
+        name, text, shapes = own_file(part, rank), text_of(part.tree), _shapes_of(part)
+        known = self._own.get(name)
+        if known is None or known[:2] != (text, shapes):
+            plan = _Plan.like(_own(part, name, text))
+            known = self._own[name] = (text, shapes, plan)
+        return known[2].of(part.tensors)
+
+
+def _shapes_of(part: CapturedPart) -> _Shapes:
+    return tuple((name, one.dtype, one.shape) for name, one in part.tensors.items())
 
 
 def _shares(part: CapturedPart, world: World) -> list[Draft]:
@@ -141,12 +168,12 @@ def own_file(part: CapturedPart, rank: int) -> str:
     return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
 
 
-def _own(part: CapturedPart, rank: int) -> Draft:
+def _own(part: CapturedPart, name: str, text: str) -> Draft:
     share = [
         Piece(spec_of(name, tensor), whole(tensor.shape), tensor)
         for name, tensor in part.tensors.items()
     ]
-    return _lay_out(own_file(part, rank), part.name, share, {"state": text_of(part.tree)})
+    return _lay_out(name, part.name, share, {"state": text})
 
 
 def _lay_out(name: str, part: str, share: Sequence[Piece], metadata: dict[str, str]) -> Draft:
@@ -176,7 +203,27 @@ def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
 
 def text_of(tree: Any) -> str:
     """Return a tree as JSON."""
-    return json.dumps(tree, allow_nan=False, default=_spelled)
+    return _text(tree, _CONSTANT_DEPTH)
+
+
+def _text(tree: Any, depth: int) -> str:
+    if isinstance(tree, Constant):
+        return tree.text
+    if not _has_constants(tree, depth):
+        return json.dumps(tree, allow_nan=False, default=_spelled)
+    # As json.dumps puts it together.
+    inner = [
+        f"{_quoted(key)}: {one.text if type(one) is Constant else _text(one, depth - 1)}"
+        for key, one in tree.items()
+    ]
+    return "{" + ", ".join(inner) + "}"
+
+
+def _has_constants(tree: Any, depth: int) -> bool:
+    """Say whether there is something among the first levels of a tree whose text is known."""
+    if not depth or type(tree) is not dict:
+        return isinstance(tree, Constant)
+    return any(_has_constants(one, depth - 1) for one in tree.values())
 
 
 def document_of(tree: Any) -> str:

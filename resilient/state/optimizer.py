@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from resilient.errors import ConfigError
 from resilient.state.kinds import require_same_kind
 from resilient.state.objects import put_together, take_apart
@@ -17,8 +19,6 @@ from resilient.state.tree import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    import torch
 
 
 class NamedOptimizer:
@@ -83,7 +83,10 @@ class NamedOptimizer:
             for group in plain["param_groups"]
         ]
         state = {
-            self._names[number]: {kind: take_apart(value) for kind, value in one.items()}
+            self._names[number]: {
+                kind: value if type(value) is torch.Tensor else take_apart(value)
+                for kind, value in one.items()
+            }
             for number, one in plain["state"].items()
         }
         return {**plain, "state": state, "param_groups": groups}

@@ -9,10 +9,9 @@ from resilient.errors import UnsavableState
 from resilient.format.manifest import PartEntry
 from resilient.format.names import STATE_DOCUMENT
 from resilient.format.shard import HostFile, Slot, lay_out
-from resilient.state.copying import Copies, Copy, copy_all, target_in
+from resilient.state.copying import Copies, copy_all, target_in
 from resilient.state.drafts import Drafts, document_of, own_file, text_of
 from resilient.state.dtypes import DTYPE_NAMES
-from resilient.state.steady import address_of, is_worth_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from resilient.format.shard import StreamedFile
     from resilient.state.arena import Arena
     from resilient.state.capture import CapturedPart, Snapshot
-    from resilient.state.copying import Making
+    from resilient.state.copying import Copy, Making
     from resilient.state.drafts import Draft
     from resilient.world.world import World
 
@@ -80,12 +79,14 @@ def stage(
         return Staged(tuple(documents), parts, Copies(), tuple(one.streamed() for one in files))
     buffers = [arena.buffer(one.name, one.layout.size_bytes) for one in files]
     later: list[Making] = []
-    now: list[tuple[torch.Tensor, torch.Tensor]] = []
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
     for one, buffer in zip(files, buffers, strict=True):
-        waiting, at_once = _part_by_haste(one, arena.targets(one, buffer), steady)
-        later += _begin(waiting, one.name, arena)
-        now += at_once
-    copy_all([source for source, _ in now], [target for _, target in now])
+        split = arena.splits.of(one, arena.targets(one, buffer), steady)
+        later += _begin(split.waiting, one.name, arena)
+        sources += split.sources
+        targets += split.targets
+    copy_all(sources, targets)
     filled = [
         HostFile(one.name, buffer, one.entries) for one, buffer in zip(files, buffers, strict=True)
     ]
@@ -95,20 +96,6 @@ def stage(
 def draft(snapshot: Snapshot, world: World) -> list[Draft]:
     """Return the files with tensors that this rank writes of a snapshot; nothing is copied."""
     return Drafts().of(snapshot, world)
-
-
-def _part_by_haste(
-    file: Draft, targets: Sequence[torch.Tensor], steady: Collection[int]
-) -> tuple[list[Copy], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return the copies that can wait, and what cannot, or is not worth it, with where it goes."""
-    waiting: list[Copy] = []
-    at_once: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for entry, source, target in zip(file.entries, file.sources, targets, strict=True):
-        if is_worth_waiting(source) and address_of(source) in steady:
-            waiting.append(Copy(entry.name, source, target))
-        else:
-            at_once.append((source, target))
-    return waiting, at_once
 
 
 def _begin(copies: list[Copy], file: str, arena: Arena) -> list[Making]:

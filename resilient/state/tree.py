@@ -45,7 +45,8 @@ _META = "give it memory first: module.to_empty(device=...), then load or set its
 _QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point, in state_dict()"
 
 _NESTED = frozenset({list, dict})
-_PLAIN_VALUES = frozenset({type(None), bool, int, str})
+PLAIN_VALUES = frozenset({type(None), bool, int, str})
+"""The types of values that stand for themselves."""
 
 _DTYPE_WORDS = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
 
@@ -80,7 +81,7 @@ class _Flattener:
         self._depth = 0
 
     def visit(self, value: Any, path: str) -> Any:
-        if type(value) in _PLAIN_VALUES:
+        if type(value) in PLAIN_VALUES:
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -111,7 +112,7 @@ class _Flattener:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {
                 key: one
-                if type(one) in _PLAIN_VALUES or (type(one) is float and math.isfinite(one))
+                if type(one) in PLAIN_VALUES or (type(one) is float and math.isfinite(one))
                 else self.visit(one, f"{path}/{escape(key)}")
                 for key, one in value.items()
             }
@@ -129,7 +130,7 @@ class _Flattener:
     def sequence(self, value: Any, path: str) -> list[Any]:
         # The state of Python's random numbers alone is 625 of them.
         return [
-            one if type(one) in _PLAIN_VALUES else self.visit(one, f"{path}/{index}")
+            one if type(one) in PLAIN_VALUES else self.visit(one, f"{path}/{index}")
             for index, one in enumerate(value)
         ]
 

@@ -7,7 +7,9 @@ from tests.mutants.mutant import Mutant
 HELD = "tests/process/test_held_steps.py"
 CHOICE = "tests/unit/vault/test_choose_step.py"
 PEEK = "tests/unit/train/test_peeking.py"
+AGAIN = "tests/unit/state/test_recall.py"
 SEAT = "resilient/vault/keeper/holding.py"
+RECALL = "resilient/state/recall.py"
 
 MUTANTS = [
     Mutant(
@@ -82,5 +84,103 @@ MUTANTS = [
         "self._of is None or self._of[0] is not chain or self._of[1] is not entries",
         "self._of is None",
         PEEK,
+    ),
+    Mutant(
+        "keys and kinds of containers are taken for the known ones",
+        RECALL,
+        "walk.places != self._places or ",
+        "",
+        AGAIN,
+    ),
+    Mutant(
+        "a place in a container is taken for another",
+        RECALL,
+        "        self.places.append(key)\n        return self.visit(value)",
+        "        return self.visit(value)",
+        AGAIN,
+    ),
+    Mutant(
+        "another dtype of the same memory is not seen",
+        RECALL,
+        "[*map(_dtype, walk.seen)] != self._dtypes",
+        "len(walk.seen) != len(self._dtypes)",
+        AGAIN,
+    ),
+    Mutant(
+        "other memory in the same place is not seen",
+        RECALL,
+        "all(map(torch.Tensor.is_set_to, walk.seen, self._seen))",
+        "len(walk.seen) == len(self._seen)",
+        AGAIN,
+    ),
+    Mutant(
+        "changes are counted by a tensor that training no longer has",
+        RECALL,
+        "[*map(_changes, walk.seen)] == [*map(_changes, self._seen)]",
+        "len(walk.seen) == len(self._seen)",
+        AGAIN,
+    ),
+    Mutant(
+        "a key that looks like a tag is one",
+        RECALL,
+        '        if not _WORDS.issuperset(map(type, value)) or "$" in "".join(value):',
+        "        if not _WORDS.issuperset(map(type, value)):",
+        AGAIN,
+    ),
+    Mutant(
+        "memory that a storage no longer has is copied",
+        "resilient/state/copying.py",
+        "if address != self._address:",
+        "if not self._address:",
+        AGAIN,
+    ),
+    Mutant(
+        "a copy that is made again counts changes from its first time",
+        "resilient/state/haste.py",
+        "            one.renew()",
+        "            pass",
+        AGAIN,
+    ),
+    Mutant(
+        "a file is copied to where it was in memory that is gone",
+        "resilient/state/arena.py",
+        "        self.splits.forget(name)\n",
+        "",
+        AGAIN,
+    ),
+    Mutant(
+        "what is no longer steady is still copied later",
+        "resilient/state/haste.py",
+        "known is None or known.steady != steady",
+        "known is None",
+        AGAIN,
+    ),
+    Mutant(
+        "a storage is known by where a tensor begins in it",
+        "resilient/state/steady.py",
+        " and not any(map(torch.Tensor.storage_offset, held))",
+        "",
+        AGAIN,
+    ),
+    Mutant(
+        "a header that says other numbers is the one before",
+        "resilient/state/drafts.py",
+        "known[:2] != (text, shapes)",
+        "known[1] != shapes",
+        AGAIN,
+    ),
+    Mutant(
+        "a layout that changed is not told",
+        "resilient/vault/keeper/holder.py",
+        "if told.get(one.name, ()) != one.tensors",
+        "if one.name not in told",
+        HELD,
+    ),
+    Mutant(
+        "a layout is told for both slots",
+        "resilient/vault/keeper/holder.py",
+        "told = self._layouts.setdefault(slot, {})",
+        "told = self._layouts.setdefault(0, {})",
+        HELD,
     ),
 ]

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from resilient.errors import ConfigError
@@ -152,8 +153,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         Checkpoints, loggers and events take a run's configuration from here, and credentials
         must reach none of them.
         """
-        open_to_all = (one.name for one in fields(self) if not one.metadata.get("is_secret"))
-        return {name: _copied(getattr(self, name)) for name in open_to_all}
+        return {name: _copied(getattr(self, name)) for name in _open_to_all(type(self))}
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
         """Return the fields as plain values, as trackers take them; all else becomes text."""
@@ -166,6 +166,12 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
     def to_json_string(self) -> str:
         """Return the fields as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+
+@cache
+def _open_to_all(kind: type[TrainingArguments]) -> tuple[str, ...]:
+    """Return the names of the fields that are not secret."""
+    return tuple(one.name for one in fields(kind) if not one.metadata.get("is_secret"))
 
 
 @dataclass
