@@ -11,7 +11,7 @@ import io
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound
@@ -56,6 +56,7 @@ class Archive:
         byteorder: of the numbers in it.
         base: where it begins in the file.
         form: what is at a member's place.
+        sums: the checksum of every member, zero where torch was told to make none.
     """
 
     folder: Folder
@@ -66,6 +67,7 @@ class Archive:
     byteorder: str = "little"
     base: int = 0
     form: Form = Form.MEMBER
+    sums: Mapping[str, int] = field(default_factory=dict)
 
     def tensors(self, part: str = OTHER) -> tuple[Tensor, ...]:
         """Return every tensor under its path with dots.
@@ -191,7 +193,8 @@ def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
     order = next((one for one in found if one.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
-    return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start)
+    sums = {one.filename.removeprefix(root): one.CRC for one in stored}
+    return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start, sums=sums)
 
 
 def is_contradictory(member: zipfile.ZipInfo) -> bool:

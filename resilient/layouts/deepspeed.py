@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.archives import Archive, open_archive, tensors_in
 from resilient.layouts.documents import decimal, read_text, whole
+from resilient.layouts.engine_files import (
+    LATEST,
+    Engine,
+    Part,
+    cuts_of,
+    disagreements,
+    missing,
+)
 from resilient.layouts.pickles import leaves
 from resilient.layouts.progress import required, schedule_of
 from resilient.layouts.rebuilding import shape_of
@@ -25,13 +33,14 @@ from resilient.layouts.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from resilient.storage.folder import Folder, Listing
 
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,7})_)?mp_rank_(\d{1,7})_model_states\.pt")
 OPTIMIZER_STATES = re.compile(
     r"(?:bf16_)?zero_pp_rank_(\d{1,7})_mp_rank_(\d{1,7})_optim_states\.pt"
 )
-LATEST = "latest"
 _TITLE = "an engine of DeepSpeed"
 _RESUME = "engine.load_checkpoint('{path}')"
 _MOMENTS = "the optimizer's state"
@@ -63,20 +72,44 @@ def read_engine(folder: Folder, listing: Listing, prefix: str = "") -> Contents:
     Raises:
         StoreError: it could not be read.
     """
-    names = _below(listing, prefix)
-    models = sorted(one for one in names if MODEL_STATES.fullmatch(one[len(prefix) :]))
-    parts = sorted(one for one in names if OPTIMIZER_STATES.fullmatch(one[len(prefix) :]))
+    models = _matching(listing, prefix, MODEL_STATES)
     if not models:
         what = "the engine's model states are missing"
         return Contents("deepspeed", _TITLE, problems=(Problem(prefix, what, is_fatal=True),))
-    try:
-        archive = open_archive(folder, listing, models[0])
-        found = model_of(archive)
-    except Unreadable as error:
-        return Contents(
-            "deepspeed", _TITLE, problems=(Problem(models[0], str(error), is_fatal=True),)
-        )
-    return _with_optimizer(folder, listing, found, parts, prefix)
+    opened, problems = _open(folder, listing, models)
+    if not opened:
+        return Contents("deepspeed", _TITLE, problems=tuple(problems))
+    engine = Engine(folder, listing, prefix, opened)
+    problems += _lost_models(engine, models)
+    return _with_optimizer(engine, replace(model_of(opened[0]), problems=tuple(problems)))
+
+
+def _open(
+    folder: Folder, listing: Listing, names: Iterable[str]
+) -> tuple[list[Archive], list[Problem]]:
+    opened, problems = [], []
+    for name in names:
+        try:
+            opened.append(open_archive(folder, listing, name))
+        except Unreadable as error:
+            problems.append(Problem(name, str(error), is_fatal=True))
+    return opened, problems
+
+
+def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Problem]:
+    """Return whose states of the model are missing: with ZeRO 3 each rank has its own."""
+    cut = [one for one in models.values() if one[1]]
+    held = {(int(one[1] or 0), int(one[2])) for one in cut or models.values()}
+    world, rows = _sizes(engine)
+    ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1
+    return missing("the model's states of {} are missing", engine.prefix, held, ranks, rows)
+
+
+def _sizes(engine: Engine) -> tuple[int | None, int]:
+    """Return how many ranks there were, and over how many of them each layer was cut."""
+    said = engine.models[0].value
+    fields = said if isinstance(said, dict) else {}
+    return whole(fields.get("dp_world_size")), whole(fields.get("mp_world_size")) or 1
 
 
 def model_of(archive: Archive) -> Contents:
@@ -116,48 +149,44 @@ def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
-def _with_optimizer(
-    folder: Folder, listing: Listing, found: Contents, parts: list[str], prefix: str
-) -> Contents:
-    if not parts:
+def _with_optimizer(engine: Engine, found: Contents) -> Contents:
+    names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
+    if not names:
         what = "no optimizer states beside the model's"
-        return replace(found, problems=(Problem(prefix or ".", what, _MOMENTS),))
-    ranks = [int(match[1]) for one in parts if (match := OPTIMIZER_STATES.search(one))]
-    gaps = [rank for rank in range(min(max(ranks) + 1, len(parts) + 8)) if rank not in ranks]
-    if found.world is not None and max(ranks) + 1 < found.world <= max(ranks) + 1 + (1 << 20):
-        gaps += list(range(max(ranks) + 1, min(found.world, max(ranks) + 9)))
-    problems = [
-        Problem(prefix or ".", f"the optimizer's part of rank {rank} is missing", is_fatal=True)
-        for rank in gaps[:8]
-    ]
-    tensors, optimizer, broken = _parts(folder, listing, parts)
+        lost = Problem(engine.prefix or ".", what, _MOMENTS)
+        return replace(found, problems=(*found.problems, *disagreements(engine), lost))
+    held = {(int(one[1]), int(one[2])) for one in names.values()}
+    world, rows = _sizes(engine)
+    ranks = max(rank for rank, _ in held) + 1
+    lost_ones = missing(
+        "the optimizer's part of {} is missing", engine.prefix, held, max(ranks, world or 0), rows
+    )
+    archives, broken = _open(engine.folder, engine.listing, names)
+    tensors: list[Tensor] = []
+    parts, optimizer = [], None
+    for archive in archives:
+        try:
+            state = required(_state(archive), "an optimizer of an engine")
+            rank, row = int(names[archive.name][1]), int(names[archive.name][2])
+            one = _optimizer(state, archive)
+            parts.append(Part(archive, rank, row, one.step, cuts_of(state)))
+            more = tensors_in(archive, state, OPTIMIZER)
+            tensors += [replace(each, name=f"rank {rank}: {each.name}") for each in more]
+            optimizer = optimizer or one
+        except Unreadable as error:
+            broken.append(Problem(archive.name, str(error), is_fatal=True))
     return replace(
         found,
         tensors=(*found.tensors, *tensors),
         optimizer=optimizer,
-        world=found.world or max(ranks) + 1,
-        problems=(*problems, *broken),
+        world=found.world or ranks,
+        problems=(
+            *found.problems,
+            *lost_ones,
+            *broken,
+            *disagreements(replace(engine, parts=parts)),
+        ),
     )
-
-
-def _parts(
-    folder: Folder, listing: Listing, parts: list[str]
-) -> tuple[tuple[Tensor, ...], Optimizer | None, list[Problem]]:
-    tensors: list[Tensor] = []
-    optimizer = None
-    problems = []
-    for name in parts:
-        try:
-            archive = open_archive(folder, listing, name)
-            state = required(_state(archive), "an optimizer of an engine")
-            rank = OPTIMIZER_STATES.search(name)
-            label = f"rank {int(rank[1]) if rank else 0}"
-            found = tensors_in(archive, state, OPTIMIZER)
-            tensors += [replace(one, name=f"{label}: {one.name}") for one in found]
-            optimizer = optimizer or _optimizer(state, archive)
-        except Unreadable as error:
-            problems.append(Problem(name, str(error), is_fatal=True))
-    return tuple(tensors), optimizer, problems
 
 
 def _state(archive: Archive) -> dict[Any, Any] | None:
@@ -183,6 +212,11 @@ def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
     count = len(groups) if isinstance(groups, list) else 0
     known = tuple(one for one in rates if one is not None)
     return Optimizer(step, 0, 0, max(count, len(known)), known, tuple(slots))
+
+
+def _matching(listing: Listing, prefix: str, pattern: re.Pattern[str]) -> dict[str, re.Match[str]]:
+    found = {one: pattern.fullmatch(one[len(prefix) :]) for one in sorted(_below(listing, prefix))}
+    return {name: match for name, match in found.items() if match}
 
 
 def _below(listing: Listing, prefix: str) -> list[str]:

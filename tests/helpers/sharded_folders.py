@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 
@@ -59,6 +60,9 @@ def write_zero(folder, stage, ranks, *, vectors=1, **told):
     engine = folder / f"global_step{STEP}"
     engine.mkdir()
     (folder / "latest").write_text(engine.name)
+    beside = folder / "trainer_state.json"
+    if beside.exists():
+        beside.write_text(json.dumps({**json.loads(beside.read_text()), "global_step": STEP}))
     shapes = [{name: torch.Size(shape)} for name, shape in SHAPES.items()]
     config = {"zero_optimization": {"stage": stage, **told.pop("config", {})}}
     whole = {name: torch.zeros(0 if stage == 3 else SHAPES[name]) for name in SHAPES}

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PICKLES = "tests/unit/layouts/test_pickles.py"
 ARCHIVES = "tests/unit/layouts/test_archives.py"
+ENGINES = "tests/unit/layouts/test_engines.py"
 FOLDERS = "tests/unit/layouts/test_folders.py"
 TOOLS = "tests/unit/layouts/test_tools.py"
 SLICES = "tests/unit/layouts/test_slices_of_tools.py"
@@ -13,6 +14,90 @@ DAMAGE = "tests/damage/test_damage.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 
 MUTANTS = [
+    Mutant(
+        "a rank's states of the model are not missed",
+        "resilient/layouts/deepspeed.py",
+        "    ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1",
+        "    ranks = 1",
+        f"{ENGINES} -k every_rank_are_needed",
+    ),
+    Mutant(
+        "ranks that layers were cut over are not missed",
+        "resilient/layouts/engine_files.py",
+        "    rows = max(rows, last)",
+        "    rows = last",
+        f"{ENGINES} -k layers_were_cut_over",
+    ),
+    Mutant(
+        "model states of another save are believed",
+        "resilient/layouts/engine_files.py",
+        "    if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ",
+        "    if known is not None:",
+        f"{ENGINES} -k of_another_save",
+    ),
+    Mutant(
+        "an engine's step is not held against its Trainer's",
+        "resilient/layouts/engine_files.py",
+        "if found is not None and step is not None and step != found:",
+        "if found is not None and step is not None and source != _TRAINER and step != found:",
+        f"{ENGINES} -k older_engine_alone",
+    ),
+    Mutant(
+        "a tag's name need not be that of its step",
+        "resilient/layouts/engine_files.py",
+        "    return int(named[1]) if named else None",
+        "    return None if named else None",
+        f"{ENGINES} -k tag_of_another_name",
+    ),
+    Mutant(
+        "a part of the optimizer may be of an earlier step",
+        "resilient/layouts/engine_files.py",
+        "    low = wanted - _skipped(engine)",
+        "    low = 0",
+        f"{ENGINES} -k began_anew",
+    ),
+    Mutant(
+        "parts of different steps are alike",
+        "resilient/layouts/engine_files.py",
+        "        is_fatal = is_mixed or step > wanted or _trainer_step(engine) is not None",
+        "        is_fatal = step > wanted or _trainer_step(engine) is not None",
+        f"{ENGINES} -k part_of_another_step",
+    ),
+    Mutant(
+        "updates that fp16 skipped count as lost",
+        "resilient/layouts/engine_files.py",
+        '    return max((one or 0 for one in _said(engine, "skipped_steps").values()), default=0)',
+        '    return 0 * len(_said(engine, "skipped_steps"))',
+        f"{ENGINES} -k fp16",
+    ),
+    Mutant(
+        "what `latest` names within a Trainer's folder is believed",
+        "resilient/layouts/engine_files.py",
+        "    if is_there and _named_step(tag) not in (None, _trainer_step(engine)):",
+        "    if is_there and _named_step(tag) is False:",
+        f"{ENGINES} -k latest_that_is_not",
+    ),
+    Mutant(
+        "a Trainer's folder needs no `latest`",
+        "resilient/layouts/engine_files.py",
+        '    if told != tag and "latest_universal" not in engine.listing.sizes:',
+        '    if told is None and "latest_universal" not in engine.listing.sizes:',
+        f"{ENGINES} -k latest_that_is_not",
+    ),
+    Mutant(
+        "a copy of another rank's part is that rank's",
+        "resilient/layouts/engine_files.py",
+        "        if other is not part and not _is_blank(part.archive):",
+        "        if other is not part and _is_blank(part.archive):",
+        f"{ENGINES} -k copy_of_another",
+    ),
+    Mutant(
+        "ranks with nothing but filling are copies",
+        "resilient/layouts/engine_files.py",
+        "                if any(archive.folder.read(archive.name, start, size_bytes)):",
+        "                if archive.folder.read(archive.name, start, size_bytes):",
+        f"{ENGINES} -k nothing_but_filling",
+    ),
     Mutant(
         "checksums of numbers are not looked at",
         "resilient/layouts/checksums.py",
