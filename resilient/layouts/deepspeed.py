@@ -102,7 +102,13 @@ def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Pr
     held = {(int(one[1] or 0), int(one[2])) for one in cut or models.values()}
     world, rows = _sizes(engine)
     ranks = max(world or 1, max(rank for rank, _ in held) + 1) if cut else 1
-    return missing("the model's states of {} are missing", engine.prefix, held, ranks, rows)
+    return missing(
+        "the model's states of {} are missing: DeepSpeed stops there",
+        engine.prefix,
+        held,
+        ranks,
+        rows,
+    )
 
 
 def _sizes(engine: Engine) -> tuple[int | None, int]:
