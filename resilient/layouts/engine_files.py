@@ -153,8 +153,10 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
         if found is not None and step is not None and step != found:
             place = engine.models[0].name if len(said) == 1 else engine.prefix or "."
             what = f"its model states are of step {found}, and {source} of {step}: {_ODD}"
-            # A tag can be named by whoever saves it; a Trainer's step is what it goes on from.
-            is_fatal = source == _TRAINER or not _fits(engine, found)
+            # A tag can be named by whoever saves it; a Trainer's step is what it goes on from. It
+            # may count the short step at an epoch's end, which the engine alone then does not.
+            is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != found
+            is_fatal = is_mixed or not _fits(engine, found)
             loses = "" if is_fatal else AGREEMENT
             problems.append(Problem(place, what, loses, is_fatal=is_fatal))
     return problems[:1]

@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a forward pass changes is copied beside it",
-        "resilient/state/stage.py",
+        "resilient/state/haste.py",
         "if is_worth_waiting(source) and address_of(source) in steady:",
         "if steady:",
         f"{OVERLAP} -k forward_steps",

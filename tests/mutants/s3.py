@@ -63,8 +63,8 @@ MUTANTS = [
     Mutant(
         "the options are part of the configuration that is saved",
         "resilient/train/arguments/arguments.py",
-        """ for one in fields(self) if not one.metadata.get("is_secret"))""",
-        " for one in fields(self))",
+        """ for one in fields(kind) if not one.metadata.get("is_secret"))""",
+        " for one in fields(kind))",
         "tests/unit/train/arguments/test_argument_values.py",
     ),
     Mutant(

@@ -199,8 +199,9 @@ def test_a_trainer_around_an_older_engine_alone_is_told(trained):
     folder = trained(1)
     state = json.loads((folder / "trainer_state.json").read_text())
     (folder / "trainer_state.json").write_text(json.dumps({**state, "global_step": STEP + 2}))
-    assert "are of step 7, and trainer_state.json of 9" in told(folder)
-    assert verdict(folder).answer == "no"
+    # It may count the short steps at the ends of epochs, which such an engine leaves out.
+    assert told(folder) == "the agreement of its files"
+    assert verdict(folder).answer == "partly"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
