@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from resilient.lines import LineFile, say
+from resilient.showing import cleared, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -280,7 +281,7 @@ def json_lines(path: Path) -> Callable[[Mapping[str, Any], Event], None]:
     file = LineFile(path)
 
     def sink(record: Mapping[str, Any], _event: Event) -> None:
-        file.append(json.dumps(record))
+        file.append(json.dumps(cleared(record)))
 
     return sink
 
@@ -297,6 +298,6 @@ def console(
         rank = f"r{record['rank']:03d}  " if "rank" in record else ""
         # Standard error may be a file on the disk that is full.
         with suppress(OSError):
-            (stream or sys.stderr).write(f"{clock_time}  {rank}{event.line()}\n")
+            (stream or sys.stderr).write(f"{clock_time}  {rank}{without_secrets(event.line())}\n")
 
     return sink

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
-from resilient.storage.urls import without_users
+from resilient.showing import without_users
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,10 @@ _SECRET_OPTION = re.compile(
 _TOKEN_OF_TEXT = re.compile(r".*(?:pad|eos|bos|unk|mask|sep|cls)[-_.]token", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w*)=([^\s;&]+)")
 # A signature in a URL opens what it is of: SAS of Azure, presigned URLs of S3 and of GCS.
-_SIGNED = re.compile(r"[?&](?:sig|signature|token|x-(?:amz|goog)-[\w-]+)=", re.IGNORECASE)
+_SIGNED = re.compile(
+    r"[?&](?:sig|signature|x-(?:amz|goog)-[\w-]+|[\w-]*(?:token|secret|passw)[\w-]*)=",
+    re.IGNORECASE,
+)
 _SECRET_IN_JSON = re.compile(
     r"""["'][\w-]*(?:secret|token|passw\w*|(?:api|access|private)[-_]?key)["']\s*:""", re.IGNORECASE
 )

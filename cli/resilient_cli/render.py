@@ -11,13 +11,13 @@ import os
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from resilient.storage.urls import without_users
+from resilient.showing import cleared, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,6 +82,8 @@ class Answer:
         document: the JSON document's other fields.
         blocks: the same for people, in order; texts are left out of plain columns.
         ids: what ``-q`` prints, one per line.
+        is_verbatim: whether another program reads it, so that not a character may be masked;
+            whoever made it refused what is secret.
     """
 
     command: str
@@ -89,10 +91,13 @@ class Answer:
     document: Mapping[str, Any]
     blocks: tuple[Table | Facts | str, ...]
     ids: tuple[str, ...] = field(default=())
+    is_verbatim: bool = False
 
 
 def show(answer: Answer, output: Output) -> None:
-    """Write the answer to stdout in the wanted format."""
+    """Write the answer to stdout in the wanted format, without the secrets of URLs."""
+    if not answer.is_verbatim:
+        answer = _cleared(answer)
     if output.quiet:
         lines: Iterable[str] = answer.ids
     elif output.format is Format.JSON:
@@ -109,6 +114,23 @@ def show(answer: Answer, output: Output) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         leave_the_pipe()
+
+
+def _cleared(answer: Answer) -> Answer:
+    blocks = tuple(
+        replace(one, rows=_cells(one.rows))
+        if isinstance(one, Table)
+        else replace(one, pairs=_cells(one.pairs))
+        if isinstance(one, Facts)
+        else without_secrets(one)
+        for one in answer.blocks
+    )
+    ids = tuple(map(without_secrets, answer.ids))
+    return replace(answer, document=cleared(answer.document), blocks=blocks, ids=ids)
+
+
+def _cells(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tuple(map(without_secrets, row)) for row in rows)
 
 
 def leave_the_pipe() -> None:
@@ -135,10 +157,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         fields: ``exit``, ``code``, ``message`` and ``hint``.
         output: the wanted format.
     """
-    clean = {
-        name: without_users(value) if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+    clean = cleared(fields)
     if output.format is Format.JSON:
         head = {"schema": "resilient/error@1", "type": "error"}
         sys.stderr.write(json.dumps({**head, **clean}) + "\n")

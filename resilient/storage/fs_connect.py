@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fsspec.core import url_to_fs
 
 from resilient.errors import ConfigError
+from resilient.showing import without_users
 from resilient.storage.fs_errors import errors_of, kind_of_foreign
 from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.s3_options import merged
-from resilient.storage.urls import fit_to_show, redacted, redacted_text, without_users
+from resilient.storage.urls import fit_to_show, redacted, redacted_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,14 +6,8 @@ import re
 from urllib.parse import urlsplit
 
 from resilient.errors import ConfigError
+from resilient.showing import without_users
 
-# A secret of S3 may hold a slash, which ends a user's part of a URL. A port is no secret, and a
-# bucket has none. Of two slashes one is lost where a URL was taken for a path.
-_USERINFO = re.compile(
-    r"(?P<any>://)[^\s/@]*@"
-    r"|(?P<bucket>\b(?:s3a?|gs):/{1,2})[^\s/@:]*:[^\s@]*@"
-    r"|(?P<host>:/{1,2})[^\s/@:]*:(?!\d+(?:/|$))[^\s@]*@"
-)
 _BUCKETS = frozenset({"s3", "s3a", "gs"})
 _ANSWER = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
 _HEADER = re.compile(
@@ -58,11 +52,6 @@ def require_plain_host(url: str) -> None:
             "one ends in the middle of them",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or RESILIENT_STORAGE_OPTIONS",
         )
-
-
-def without_users(text: str, instead: str = "***@") -> str:
-    """Return a text with something else for users and secrets in front of a URL's host."""
-    return _USERINFO.sub(lambda found: found[found.lastgroup or 0] + instead, text)
 
 
 def redacted_text(text: str) -> str:

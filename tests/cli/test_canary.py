@@ -67,6 +67,44 @@ WORDS = {
 }
 
 
+# Every other place that a command takes: in an argument, and in an option.
+PLACES = {
+    "chaos.run --resume": ("kills", "--dry-run", "--", "train", "--resume", "URL", "SCRIPT"),
+    "chaos.run --events": ("kills", "--events", "URL", "--dry-run", "--", *TRAIN),
+    "ckpt.bisect --repo": ("step:10", "latest", "--repo", "URL", "--", "false"),
+    "ckpt.cat REF": ("URL", "trainer.global_step"),
+    "ckpt.cp REF": ("URL", "OUT"),
+    "ckpt.cp TARGET": ("latest", "URL", "--repo", "run"),
+    "ckpt.diff A": ("URL", "latest", "run"),
+    "ckpt.diff --html": ("latest", "latest~1", "run", "--html", "URL"),
+    "ckpt.export --out": ("latest", "run", "--format", "safetensors", "--out", "URL"),
+    "ckpt.import FOLDER": ("URL", "OUT"),
+    "ckpt.import --repo": ("run", "--repo", "URL"),
+    "ckpt.inspect --repo": ("latest", "--repo", "URL"),
+    "ckpt.inspect REF": ("URL",),
+    "ckpt.repair REF": ("URL",),
+    "ckpt.repair --from": ("latest", "run", "--from", "URL"),
+    "ckpt.repair --out": ("RUN", "--out", "URL"),
+    "ckpt.repair --rebuild": ("latest", "run", "--rebuild", "URL"),
+    "ckpt.rollback REF": ("URL",),
+    "ckpt.tag REF": ("URL", "release"),
+    "ckpt.unlock --events": ("run", "--events", "URL"),
+    "config.check FILE": ("URL",),
+    "config.show FILE": ("URL",),
+    "help TOPIC": ("URL",),
+    "init DIR": ("URL/resilient",),
+    "report -o": ("run", "-o", "URL"),
+    "report --tensors": ("run", "-o", "OUT", "--tensors", "URL"),
+    "report --compare": ("run", "-o", "OUT", "--compare", "URL", "URL"),
+    "slurm.render --resume": ("--", "train", "--resume", "URL", "SCRIPT"),
+    "train --resume": ("--max-restarts", "0", "--resume", "URL", "--repo", "OUT", "SCRIPT"),
+    "train --events": ("--dry-run", "--events", "URL", "SCRIPT"),
+    "train --metrics-file": ("--dry-run", "--metrics-file", "URL", "SCRIPT"),
+    "train SCRIPT": ("URL",),
+    "train ARGS": ("--dry-run", "SCRIPT", "URL"),
+}
+
+
 class Echo(BaseHTTPRequestHandler):
     """A server that refuses, and says what it was told, as S3 does of a wrong signature."""
 
@@ -114,9 +152,9 @@ def run_of(tmp_path, monkeypatch, endpoint, call):
     places = {"RUN": "run", "SCRIPT": "train.py", "OUT": "nothing-here", "CONFIG": "resilient.toml"}
 
     def run(name, url, *options):
-        words = [one.replace("URL", url) for one in WORDS[name]]
+        words = [one.replace("URL", url) for one in (WORDS | PLACES)[name]]
         words = [places.get(one, one) for one in words]
-        return call(*options, *name.split("."), *words)
+        return call(*options, *name.partition(" ")[0].split("."), *words)
 
     return run
 
@@ -152,3 +190,23 @@ def test_a_secret_with_a_slash_is_no_bucket(name, options, run_of):
     outcome = run_of(name, f"s3://user:{CANARY}/{CANARY}@bucket/run", *options)
     assert outcome.stdout + outcome.stderr
     assert CANARY not in outcome.stdout + outcome.stderr
+
+
+SIGNED = [
+    f"az://account/run?sig={CANARY}",
+    f"s3:/bucket/run?secret_key={CANARY}",
+    f"https://user:{CANARY}@127.0.0.1:1/run?X-Amz-Signature={CANARY}",
+]
+
+
+@pytest.mark.parametrize("url", SIGNED, ids=["az", "path", "https"])
+@pytest.mark.parametrize("name", [*BUCKETS, *PLACES])
+def test_no_signature_of_a_url_is_shown_wherever_a_place_is_given(name, url, run_of):
+    for options in ((), ("--json",), ("--debug",)):
+        outcome = run_of(name, url, "--timeout", "0.1s", *options)
+        assert outcome.stdout + outcome.stderr
+        assert CANARY not in outcome.stdout + outcome.stderr
+
+
+def test_an_unknown_command_that_is_a_url_is_not_repeated(call):
+    assert CANARY not in call(SIGNED[0]).stderr

@@ -14,7 +14,7 @@ from cli_repositories import write_usual_run
 
 import resilient.errors
 from resilient.errors import ResilientError
-from resilient.storage.urls import without_users
+from resilient.showing import without_users
 from resilient_cli.render import human_age, human_size
 
 EXIT_CODES = {

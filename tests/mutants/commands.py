@@ -18,6 +18,27 @@ TRAIN = "cli/resilient_cli/commands/train.py"
 
 MUTANTS = [
     Mutant(
+        "an answer shows the signature of a URL",
+        RENDER,
+        "    if not answer.is_verbatim:\n        answer = _cleared(answer)\n",
+        "",
+        "tests/cli/test_canary.py -k no_signature",
+    ),
+    Mutant(
+        "an error shows the signature of a URL",
+        RENDER,
+        "clean = cleared(fields)",
+        "clean = dict(fields)",
+        "tests/cli/test_canary.py -k unknown_command",
+    ),
+    Mutant(
+        "an event's record shows the signature of a URL",
+        "resilient/events.py",
+        "json.dumps(cleared(record))",
+        "json.dumps(record)",
+        "tests/unit/test_events.py -k no_secret",
+    ),
+    Mutant(
         "a chunk that two checkpoints need is read twice",
         SAMPLING,
         "key = manifest.key(entry.name), number\n",

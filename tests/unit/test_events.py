@@ -7,8 +7,10 @@ import os
 import pytest
 
 from resilient import lines
+from resilient.agent.facts import ResumeInsisted
 from resilient.clock import SystemClock
-from resilient.events import Emitter, RotationFailed, json_lines
+from resilient.errors import ConfigError
+from resilient.events import Emitter, RotationFailed, console, json_lines
 
 
 def test_lines_that_cannot_be_written_are_counted_and_told_twice(tmp_path, capsys, monkeypatch):
@@ -74,3 +76,13 @@ def test_what_ends_a_program_passes_through_a_sink(kind):
 
     with pytest.raises(kind):
         Emitter(SystemClock(), (sink,))(RotationFailed("checkpoint-1-g1", "it was so"))
+
+
+def test_no_secret_of_a_url_is_in_a_line_or_a_record(tmp_path, capsys):
+    emit = Emitter(SystemClock(), (json_lines(tmp_path / "agent.jsonl"), console()))
+    emit(ResumeInsisted("az://account/run?sig=c4n4ry"))
+    lines.say("https://user:c4n4ry@host/x")
+    lines.say_error(ConfigError("no s3:/b/x?secret=c4n4ry", hint="az://a/x?sig=c4n4ry"))
+    said = capsys.readouterr().err
+    assert "--resume az://account/run?*** holds" in said
+    assert "c4n4ry" not in said + (tmp_path / "agent.jsonl").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
+from resilient.showing import without_secrets
 from resilient.testing.chaos.faults import Kind, draw_strikes
 from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
 from resilient.testing.chaos.plan import read_plan, shipped
@@ -106,4 +107,4 @@ def _given(words: tuple[str, ...]) -> set[str]:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{without_secrets(line)}\n")

@@ -9,7 +9,7 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.storage.urls import without_users
+from resilient.showing import without_secrets
 from resilient_cli.kubernetes.change import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.follow import Asked, Line, follow, read
 from resilient_cli.kubernetes.kubectl import Cluster
@@ -227,5 +227,5 @@ def _cluster(name: str, context: str, namespace: str, kubeconfig: str) -> Cluste
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{without_users(line)}\n")
+    sys.stderr.write(f"{without_secrets(line)}\n")
     sys.stderr.flush()

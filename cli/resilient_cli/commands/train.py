@@ -15,7 +15,6 @@ import typer
 from resilient.accounting.every import parse_every
 from resilient.errors import ConfigError, Preempted, ScriptNotFound, UsageError
 from resilient.format.signature import Signing
-from resilient.storage.urls import without_users
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
 from resilient_cli.render import Answer, Facts, Table, show
 
@@ -305,7 +304,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
     from resilient.agent.verdict.table import reaction_table
 
     command = shlex.join((sys.executable, *plan.command))
-    repository = without_users(options.wishes.repo)
+    repository = options.wishes.repo
     limits, rows, every = options.patience.limits, reaction_table(), options.wishes.every
     document = {
         "command": command,

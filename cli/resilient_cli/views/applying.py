@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from resilient.storage.urls import without_users
+from resilient.showing import without_users
 from resilient_cli.kubernetes.states import claims_of, repository_of
 from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE

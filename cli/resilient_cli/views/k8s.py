@@ -21,4 +21,4 @@ def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> Answer
     }
     ids = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in made)
     text = to_yaml(made)
-    return Answer("k8s.render", "manifests", document, (text.rstrip("\n"),), ids)
+    return Answer("k8s.render", "manifests", document, (text.rstrip("\n"),), ids, is_verbatim=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from resilient.exit_codes import EXIT_CODES
-from resilient.storage.urls import without_users
+from resilient.showing import without_users
 from resilient_cli.kubernetes.manifests import REQUEUE
 from resilient_cli.kubernetes.run import Flavor
 from resilient_cli.render import Answer, Facts, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from resilient.storage.urls import without_users
+from resilient.showing import without_users
 from resilient_cli.render import Format
 
 if TYPE_CHECKING:

@@ -21,7 +21,9 @@ _BRIEF = {one.number: one.brief for one in EXIT_CODES}
 def rendered(job: SlurmJob, script: str) -> Answer:
     """Return the script and the times that it is made of."""
     document = {**_times(job), "script": script}
-    return Answer("slurm.render", "script", document, (script.rstrip("\n"),), (script,))
+    return Answer(
+        "slurm.render", "script", document, (script.rstrip("\n"),), (script,), is_verbatim=True
+    )
 
 
 def submitted(job: SlurmJob, number: str, log: str) -> Answer:

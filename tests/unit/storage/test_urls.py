@@ -7,9 +7,10 @@ import traceback
 import pytest
 
 from resilient.errors import ConfigError
+from resilient.showing import cleared, without_secrets, without_users
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
-from resilient.storage.urls import fit_to_show, redacted, redacted_text, without_users
+from resilient.storage.urls import fit_to_show, redacted, redacted_text
 
 ANSWER = (
     'status 403: <?xml version="1.0"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>It does '
@@ -72,3 +73,18 @@ def test_a_secret_that_would_be_a_bucket_is_refused_before_anybody_is_asked(open
     with pytest.raises(ConfigError, match="a user and a secret have no place") as caught:
         opens(url)
     assert "c4n4" not in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("`az://account/x?sig=c4n4ry` is not there", "`az://account/x?***` is not there"),
+        ("s3:/bucket/x?secret=c4n4ry", "s3:/bucket/x?***"),
+        ("https://user:c4n4ry@host/x?c4n4ry#c4n4ry", "https://***@host/x?***"),
+        ("https://host/x#token=c4n4ry", "https://host/x#***"),
+        ("is it https://host/x#part? Or /a?b=c", "is it https://host/x#part? Or /a?b=c"),
+    ],
+)
+def test_nothing_of_a_query_is_shown_and_what_is_none_stays(said, shown):
+    assert without_secrets(said) == shown
+    assert cleared({"a": [said, 1, (said,)]}) == {"a": [shown, 1, [shown]]}

@@ -1,0 +1,44 @@
+"""What may be shown of a text in which URLs may stand: all but the secrets in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# A secret of S3 may hold a slash, which ends a user's part of a URL. A port is no secret, and a
+# bucket has none. Of two slashes one is lost where a URL was taken for a path.
+_USERINFO = re.compile(
+    r"(?P<any>://)[^\s/@]*@"
+    r"|(?P<bucket>\b(?:s3a?|gs):/{1,2})[^\s/@:]*:[^\s@]*@"
+    r"|(?P<host>:/{1,2})[^\s/@:]*:(?!\d+(?:/|$))[^\s@]*@"
+)
+_QUERY_OF_URL = re.compile(
+    r"(?P<url>:/{1,2}[^\s?#\"'`<>]*)(?:(?P<mark>\?)|(?P<anchor>#)(?=[^\s\"'`<>]*=))[^\s\"'`<>]+"
+)
+
+
+def without_users(text: str, instead: str = "***@") -> str:
+    """Return a text with something else for users and secrets in front of a URL's host."""
+    return _USERINFO.sub(lambda found: found[found.lastgroup or 0] + instead, text)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text for people without users, queries and fragments of what looks like a URL.
+
+    What was a URL until it was taken for a path, ``s3:/bucket/run``, looks like one.
+    """
+    if ":/" not in text:
+        return text
+    return _QUERY_OF_URL.sub(r"\g<url>\g<mark>\g<anchor>***", without_users(text))
+
+
+def cleared(value: Any) -> Any:
+    """Return a value as JSON has it, each text in it as :func:`without_secrets` returns it."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {name: cleared(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [cleared(one) for one in value]
+    return value
