@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,6 +96,28 @@ def ref_and_place(
         is_ours = parse_checkpoint(name) is not None
         return (name, folder + slash or ".") if is_ours else (None, ref)
     return ref, place
+
+
+def local_path(path: Path, option: str, instead: str) -> Path:
+    """Return where a command writes on this machine; ``file:`` may stand in front.
+
+    Args:
+        path: what was given; it lost a slash if it was a URL.
+        option: what it was given as.
+        instead: a command that writes to a path.
+
+    Raises:
+        UsageError: it is a URL, which would become a folder that is called ``s3:``.
+    """
+    match = re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE)
+    if match is None:
+        return path
+    if match[1].lower() == "file":
+        return Path(str(path)[len("file:") :])
+    raise UsageError(
+        f"{option} takes a path of this machine, and nothing was written: `{path}` is a URL",
+        hint=instead,
+    )
 
 
 def committed_of(store: Store) -> list[CheckpointId]:

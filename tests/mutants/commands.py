@@ -18,6 +18,13 @@ TRAIN = "cli/resilient_cli/commands/train.py"
 
 MUTANTS = [
     Mutant(
+        "a URL becomes a folder that is called s3:",
+        "cli/resilient_cli/places.py",
+        "    if match is None:\n        return path\n    if match[1]",
+        "    if match is None or match[1] == 's3':\n        return path\n    if match[1]",
+        "tests/cli/test_local_places.py",
+    ),
+    Mutant(
         "an answer shows the signature of a URL",
         RENDER,
         "    if not answer.is_verbatim:\n        answer = _cleared(answer)\n",

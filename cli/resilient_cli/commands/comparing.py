@@ -10,7 +10,7 @@ import typer
 
 from resilient.errors import UsageError
 from resilient_cli.completing import complete_ref
-from resilient_cli.places import Place, Repo, output_of
+from resilient_cli.places import Place, Repo, local_path, output_of
 from resilient_cli.progress import Progress
 from resilient_cli.render import show
 from resilient_cli.views.comparing import compared
@@ -76,6 +76,9 @@ def diff(  # noqa: PLR0913 - the options of a command
     from resilient.comparison.comparing import compare
     from resilient_cli.sides import side_at
 
+    if html is not None:
+        words = " ".join(filter(None, (a, b, place or repo)))
+        html = local_path(html, "--html", f"resilient ckpt diff {words} --html diff.html")
     before, after = side_at(a, place, repo), side_at(b, place, repo)
     patterns = only or ["*"]
     with Progress("comparing") as told:

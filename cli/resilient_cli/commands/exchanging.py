@@ -14,7 +14,15 @@ from resilient.errors import IncompatibleCheckpoint
 from resilient.vault.mirror import copy_over, plan_copy
 from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
-from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
+from resilient_cli.places import (
+    Place,
+    Ref,
+    Repo,
+    local_path,
+    open_repository,
+    output_of,
+    ref_and_place,
+)
 from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import show
 from resilient_cli.views.exchange import copied, exported, imported
@@ -109,6 +117,8 @@ def export(
 
     Example: resilient ckpt export out/global_step500 --format safetensors --out weights
     """
+    command = f"resilient ckpt export {ref or 'latest'} {place or repo or ''}".rstrip()
+    out = local_path(out, "--out", f"{command} --format {kind.value} --out exported")
     if kind is not Kind.HF:
         _export_plainly(ctx, (ref or "latest", place, repo), out, kind)
         return

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from resilient.errors import ConfigError
-from resilient_cli.places import output_of
+from resilient_cli.places import local_path, output_of
 from resilient_cli.render import Answer, show
 
 _SUFFIXES = (".py", ".toml")
@@ -38,6 +38,7 @@ def init(
 
     Example: resilient init mine --template plain
     """
+    folder = local_path(folder, "DIR", f"resilient init mine --template {template.value}")
     texts = _texts(template)
     there = [folder / name for name in texts if (folder / name).exists()]
     if there:

@@ -21,6 +21,7 @@ from resilient_cli.places import (
     Ref,
     Repo,
     committed_of,
+    local_path,
     open_repository,
     output_of,
     ref_and_place,
@@ -94,8 +95,12 @@ def repair(  # noqa: PLR0913 - the options of a command
 
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """
+    command = " ".join(filter(None, ("resilient ckpt repair", ref, place or repo)))
     ref, place = ref_and_place(ref, place, repo)
+    if out is not None:
+        out = local_path(out, "--out", f"{command} --apply --out repaired")
     if rebuild is not None:
+        rebuild = local_path(rebuild, "--rebuild", f"{command} --rebuild rebuilt")
         if source or undelete or dry_run or apply or out:
             raise UsageError(
                 "`--rebuild` changes nothing in its source, and goes with no other option",

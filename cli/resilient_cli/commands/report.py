@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from resilient.errors import UsageError
 from resilient_cli.commands.listing import stored
 from resilient_cli.page.html import page_of
 from resilient_cli.page.writing import write_page
-from resilient_cli.places import output_of
+from resilient_cli.places import local_path, output_of
 from resilient_cli.render import Format, show
 from resilient_cli.views.accounting import reporting
 from resilient_cli.views.progress import standing
@@ -76,6 +77,10 @@ def report(
         raise UsageError(
             "`--tensors`, `--compare` and `--verify` are parts of a page",
             hint="add -o FILE, or use: resilient ui RUN",
+        )
+    if output is not None:
+        output = local_path(
+            output, "-o", f"resilient report {shlex.join(map(str, run))} -o run.html"
         )
     found = account(read_records(run))
     if output is not None:
