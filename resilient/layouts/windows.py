@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from resilient.layouts.values import Unreadable
-
 if TYPE_CHECKING:
     from resilient.storage.folder import Folder
 
@@ -53,15 +51,13 @@ class Window(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next ``size`` bytes, or all that are left.
+        """Return the next ``size`` bytes or all that are left, of more than 16 MiB the first.
 
-        Raises:
-            Unreadable: they are more than any directory has.
+        ``zipfile`` asks again for the rest of a member. A directory it takes in one piece, so one
+        that is larger counts as cut short.
         """
         left = max(0, self._size - self._at)
-        size = left if size < 0 else min(size, left)
-        if size > READ_MAX:
-            raise Unreadable(f"a directory of {size} bytes")
+        size = min(left if size < 0 else size, left, READ_MAX)
         if not self._at >= self._kept_at or self._at + size > self._kept_at + len(self._kept):
             # From the tail on backwards is how zips are read, so what is near the end comes whole.
             begin = self._at if left > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)

@@ -20,6 +20,7 @@ from torch import nn
 from resilient.layouts.callables import Effect, effect_of
 from resilient.layouts.pickled import Name
 from resilient.layouts.scanning import Risk, scan
+from resilient.layouts.windows import READ_MAX
 from resilient.storage.folder import open_folder
 
 
@@ -282,3 +283,19 @@ def test_spoiled_files_are_judged_and_never_crash_the_scan(seed, tmp_path):
         data[random.randrange(len(data))] = random.randrange(256)
     file.write_bytes(data[: random.choice([len(data), random.randrange(len(data))])])
     assert all(one.file == file.name for one in found_in(tmp_path))
+
+
+def test_a_large_pickle_is_read_to_its_end(tmp_path):
+    torch.save({"perm": list(range(3_500_000))}, tmp_path / "sampler_state.pt")
+    assert (tmp_path / "sampler_state.pt").stat().st_size > READ_MAX
+    assert found_in(tmp_path) == []
+    torch.save({"perm": "x" * (READ_MAX + 1), "behind": Bomb()}, tmp_path / "sampler_state.pt")
+    torch.save(Bomb(), tmp_path / "z.pt")
+    assert risks(tmp_path) == [(Risk.DANGER, "sampler_state.pt"), (Risk.DANGER, "z.pt")]
+
+
+def test_a_directory_that_is_too_large_is_a_finding_and_hides_nothing(tmp_path):
+    head = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, READ_MAX + 64, 64, 0)
+    (tmp_path / "a.pt").write_bytes(b"PK\x03\x04" + bytes(READ_MAX + 124) + head)
+    torch.save(Bomb(), tmp_path / "b.pt")
+    assert risks(tmp_path) == [(Risk.DANGER, "b.pt"), (Risk.WARNING, "a.pt")]
