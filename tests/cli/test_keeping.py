@@ -26,6 +26,7 @@ def names(repo):
     return [one.folder for one in committed(LocalStore(repo))]
 
 
+WAYS = ("min", "max")
 POLICY = ("--keep-last", "1", "--keep-best", "loss:1", "--keep-every", "10")
 
 
@@ -75,7 +76,11 @@ def test_a_dry_run_deletes_nothing_and_its_plan_is_what_is_then_done(repo, call)
     [
         ((), 2, "no policy was given"),
         (("--keep-last", "0", "--yes"), 2, "greater than or equal to 1"),
-        (("--keep-best", "loss:x", "--yes"), 78, "is not METRIC"),
+        (
+            ("--keep-best", "loss:x", "--yes"),
+            2,
+            "hint: resilient ckpt prune --keep-best loss:3:min",
+        ),
         (("--keep-tag", "nosuchtag", "--yes"), 2, "no tag `nosuchtag`"),
         (("--keep-last", "1"), 2, "nobody is there to confirm it"),
         (("--keep-last", "1", "--json"), 2, "nobody is there to confirm it"),
@@ -157,3 +162,14 @@ def test_weeks_months_years_and_a_length_are_policies(repo, call):
     assert kept == ["checkpoint-35-g2", "checkpoint-25-g2"]
     wrong = call("ckpt", "prune", repo, "--keep-within", "soon", "--yes")
     assert (wrong.status, "`keep_within`='soon'" in wrong.stderr) == (78, True)
+
+
+def test_the_best_is_named_with_and_without_a_count(repo, call):
+    least, most = (call("ckpt", "inspect", f"best:loss:1:{one}", repo, "-q") for one in WAYS)
+    assert least.stdout != most.stdout
+    for way, wanted in zip(WAYS, (least, most), strict=True):
+        assert call("ckpt", "inspect", f"best:loss:{way}", repo, "-q").stdout == wanted.stdout
+    outcome = call("ckpt", "inspect", "best:loss:largest", repo)
+    assert outcome.status == 2
+    assert "'loss:largest' is not METRIC" in outcome.stderr
+    assert "hint: resilient ckpt inspect best:loss:min" in outcome.stderr

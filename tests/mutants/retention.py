@@ -14,6 +14,13 @@ FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
     Mutant(
+        "a direction without a count is refused",
+        "resilient/vault/registry/retention.py",
+        'if count in ("min", "max") and not way:',
+        'if count in ("min",) and not way:',
+        "tests/unit/vault/test_planning.py -k found_by_name_and_direction",
+    ),
+    Mutant(
         "weeks are counted by the year that a day is in",
         "resilient/vault/registry/planning.py",
         '"%G-W%V"',

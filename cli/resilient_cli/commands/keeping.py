@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.clock import SystemClock
-from resilient.errors import UsageError
+from resilient.errors import ConfigError, UsageError
 from resilient.vault.registry.generations import list_numbers
 from resilient.vault.registry.references import resolve
-from resilient.vault.registry.retention import Retention, parse_best
+from resilient.vault.registry.retention import BestOf, Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
 from resilient_cli.completing import complete_ref
@@ -123,7 +123,7 @@ def prune(  # noqa: PLR0913 - the options of a command
     """
     retention = Retention(
         keep_last=keep_last,
-        keep_best=tuple(map(parse_best, keep_best or ())),
+        keep_best=tuple(map(_best, keep_best or ())),
         keep_every=keep_every,
         keep_hourly=keep_hourly,
         keep_daily=keep_daily,
@@ -185,3 +185,11 @@ def _require_tags(retention: Retention, found: Found, url: str) -> None:
     unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
     if unknown:
         raise UsageError(f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {url}")
+
+
+def _best(wish: str) -> BestOf:
+    try:
+        return parse_best(wish)
+    except ConfigError as error:
+        hint = "resilient ckpt prune --keep-best loss:3:min --dry-run"
+        raise UsageError(error.message, hint=hint) from error

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from resilient.errors import (
+    ConfigError,
     IncompatibleCheckpoint,
     IntegrityError,
     KeyNotFound,
@@ -25,6 +26,7 @@ from resilient.vault.registry.tags import read_tag
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient.vault.registry.retention import BestOf
 
 
 def resolve(store: Store, ref: str) -> CheckpointId:
@@ -108,7 +110,17 @@ def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
             manifest = read_manifest(store, one)
             contents[one] = Content(manifest.created_at, manifest.metrics)
     measured = Known(known.candidates, others, contents=contents)
-    return next(iter(best_by(parse_best(metric), measured)), None)
+    return next(iter(best_by(_wish(metric, store), measured)), None)
+
+
+def _wish(metric: str, store: Store) -> BestOf:
+    try:
+        return parse_best(metric)
+    except ConfigError as error:
+        raise UsageError(
+            f"`best:{metric}`: {error.message}",
+            hint=f"resilient ckpt inspect best:loss:min {store.url}",
+        ) from error
 
 
 def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:

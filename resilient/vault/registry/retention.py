@@ -143,15 +143,19 @@ def require_count(name: str, value: object) -> None:
 
 
 def parse_best(text: str) -> BestOf:
-    """Return what ``loss``, ``loss:3`` or ``accuracy:3:max`` asks for.
+    """Return what ``loss``, ``loss:3``, ``accuracy:max`` or ``accuracy:3:max`` asks for.
 
     Raises:
         ConfigError: it is not so spelt.
     """
     metric, _, rest = text.partition(":")
     count, _, way = rest.partition(":")
+    if count in ("min", "max") and not way:
+        count, way = "", count
     if (count and not count.isdecimal()) or way not in ("", "min", "max"):
-        raise ConfigError(f"{text!r} is not METRIC, METRIC:COUNT or METRIC:COUNT:min|max")
+        raise ConfigError(
+            f"{text!r} is not METRIC, METRIC:min|max, METRIC:COUNT or METRIC:COUNT:min|max"
+        )
     return BestOf(metric, int(count or 1), {"max": True, "min": False}.get(way))
 
 

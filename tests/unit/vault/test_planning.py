@@ -57,7 +57,13 @@ def test_the_oldest_abandoned_goes_first_and_the_newest_of_the_line_last():
 
 @pytest.mark.parametrize(
     ("wish", "kept"),
-    [("loss:2", [2, 3, 5]), ("eval_loss:1", [3, 5]), ("loss:1:max", [1, 5]), ("score:9", [5])],
+    [
+        ("loss:2", [2, 3, 5]),
+        ("eval_loss:1", [3, 5]),
+        ("loss:1:max", [1, 5]),
+        ("loss:max", [1, 5]),
+        ("score:9", [5]),
+    ],
 )
 def test_the_best_are_found_by_name_and_direction(wish, kept):
     known = measured({1: 0.9, 2: 0.3, 3: 0.1, 4: 0.8, 5: 0.5})
