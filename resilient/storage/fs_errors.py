@@ -70,6 +70,7 @@ _BY_NAME: dict[str, type[StoreError]] = {
     "error_temp": StoreUnavailable,  # ftplib
     "EOFError": StoreUnavailable,  # a connection that ended in mid-answer
 }
+_NO_ANSWER = (StoreUnavailable, StoreDenied)
 _DEPTH_MAX = 5
 
 
@@ -120,6 +121,9 @@ def _answered(code: str, status: int) -> type[StoreError] | None:
 def is_missing(error: BaseException) -> bool:
     """Say whether ``error`` means that there is no object, and not that there is no bucket."""
     if code_of(error) == "NoSuchBucket":
+        return False
+    # HTTP's filesystem says so too when it reached nobody, or was refused.
+    if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _NO_ANSWER:
         return False
     absent = FileNotFoundError | IsADirectoryError | NotADirectoryError
     return isinstance(error, absent) or status_of(error) == 404  # noqa: PLR2004 - the HTTP status

@@ -80,8 +80,9 @@ class FsspecFolder:
             where = f"`{name[:200]}` in {self.url}" if name else self.url
             if is_missing(error):
                 raise KeyNotFound(f"nothing is at {where}", key=name) from error
+            told = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
             raise kind_of_foreign(error)(
-                f"cannot read {where}: {type(error).__name__}: {redacted_text(str(error))}",
+                f"cannot read {where}: {type(told).__name__}: {redacted_text(str(told))}",
                 key=name,
             ) from fit_to_show(error)
 

@@ -10,6 +10,13 @@ CALLABLES = "resilient/layouts/callables.py"
 
 MUTANTS = [
     Mutant(
+        "a host that is away is a file that is missing",
+        "resilient/storage/fs_errors.py",
+        "kind_of_foreign(error.__cause__) in _NO_ANSWER:",
+        "kind_of_foreign(error.__cause__) in ():",
+        "tests/unit/storage/test_fsspec_calls.py -k nobody",
+    ),
+    Mutant(
         "a directory of any size is read in one piece",
         "resilient/layouts/windows.py",
         "size = min(left if size < 0 else size, left, READ_MAX)",

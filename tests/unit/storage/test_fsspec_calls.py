@@ -1,3 +1,4 @@
+import socket
 import sys
 import threading
 import uuid
@@ -13,8 +14,9 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from resilient.storage.folder import open_folder
 from resilient.storage.fs import FsspecStore
-from resilient.storage.fs_errors import code_of, status_of
+from resilient.storage.fs_errors import code_of, is_missing, status_of
 
 
 @pytest.fixture
@@ -187,3 +189,19 @@ def test_the_url_of_a_store_is_fit_for_a_log():
     pytest.importorskip("s3fs")
     assert "s3fs" in sys.modules
     assert FsspecStore("s3://bucket/run", anon=True).url == "s3://bucket/run"
+
+
+def test_a_host_that_nobody_reaches_is_away_and_nothing_is_said_of_the_file():
+    lost = FileNotFoundError("http://127.0.0.1:1/a")
+    assert is_missing(lost)
+    for cause, missing in ((ConnectionRefusedError(111, "refused"), False), (KeyError(), True)):
+        lost.__cause__ = cause
+        assert is_missing(lost) is missing
+
+
+def test_a_port_where_nobody_listens_is_no_answer():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        folder = open_folder(f"http://127.0.0.1:{taken.getsockname()[1]}/model.safetensors")
+        with pytest.raises(StoreUnavailable, match="Cannot connect to host"):
+            folder.list()
