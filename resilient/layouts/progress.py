@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, whole
+from resilient.layouts.randoms import WANTED, misfit
 from resilient.layouts.values import Optimizer, Problem, RandomStates, Schedule, Unreadable
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ RANKS_OPENED_MAX = 32
 _RANKS_MAX = 1 << 20
 _GAPS_MAX = 8
 """Ranks without a state that are named."""
+_NUMBERED_LEAST = 2
+"""Ranks of a Trainer that numbers their files: one rank alone does not."""
+_REPAIR = "resilient ckpt repair {path}"
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -90,20 +94,23 @@ def read_random(
         listing: what is there.
         pattern: of the file names; its group is the rank, none: there is one rank.
         world: ranks there were at least, where something else tells.
-        stops: whether its tool stops at one that is broken, as it may not at one that is missing.
+        stops: whether it is the Trainer of Transformers, which stops at one that is broken, though
+            not at one that is missing, and numbers the files of two ranks or more.
     """
     found: dict[int, str] = {}
     for name in listing.sizes:
         if match := re.fullmatch(pattern, name):
             found[int(match[1] or 0)] = name
     problems = [
-        Problem(name, why, "random state", is_fatal=stops)
+        Problem(name, why, "random state", is_fatal=stops, help=_REPAIR if stops else "")
         for _, name in sorted(found.items())[:RANKS_OPENED_MAX]
-        if (why := _trouble(folder, listing, name))
+        if (why := _trouble(folder, listing, name, WANTED if stops else ()))
     ]
     if not found:
         return None, [Problem(".", "no random states are saved", "random state")]
     last = max(found) + 1
+    if stops and _is_numbered(pattern, found.values()):
+        last = max(last, _NUMBERED_LEAST)
     last = max(last, world) if world and world < _RANKS_MAX else last
     gaps = list(islice((rank for rank in range(last) if rank not in found), _GAPS_MAX))
     if gaps:
@@ -113,13 +120,19 @@ def read_random(
     return RandomStates(tuple(sorted(found)), kinds), problems
 
 
-def _trouble(folder: Folder, listing: Listing, name: str) -> str:
+def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
+    return any((match := re.fullmatch(pattern, one)) and match[1] for one in names)
+
+
+def _trouble(folder: Folder, listing: Listing, name: str, wanted: tuple[str, ...]) -> str:
     try:
         value = open_archive(folder, listing, name).value
     except Unreadable as error:
         return str(error)
-    is_one = isinstance(value, dict) and any(one in value for one in _KINDS)
-    return "" if is_one else "it holds no random states"
+    if not isinstance(value, dict) or not any(one in value for one in _KINDS):
+        return "it holds no random states"
+    lacking = [one for one in wanted if one not in value]
+    return f"it has no `{lacking[0]}`" if lacking else misfit(value, _KINDS)
 
 
 def _kinds(folder: Folder, listing: Listing, name: str) -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""Whether a random state is one that its generator takes (pure).
+
+Source: ``random.setstate``, ``numpy.random.set_state`` and ``torch.random.set_rng_state``, which
+raise at anything else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilient.layouts.pickled import Made, TensorRef
+
+WANTED = ("python", "numpy", "cpu")
+"""What the Trainer of Transformers takes from each file without asking whether it is there."""
+_PYTHON_VERSION, _PYTHON_NUMBERS = 3, 625
+_NUMPY_WORDS = 624
+_NUMPY_FIELDS = (3, 5)
+_CPU_BYTES = 5056
+
+
+def misfit(value: dict[Any, Any], kinds: dict[str, str]) -> str:
+    """Return which state in a file no generator takes; empty when all are taken.
+
+    Args:
+        value: of the file.
+        kinds: which generator each of its keys is for.
+    """
+    for name, state in value.items():
+        kind = kinds.get(name, "") if isinstance(name, str) else ""
+        takes = _TAKEN.get(kind)
+        if takes and not takes(state):
+            return f"its `{name}` is no state that the generator of {_OWNERS[kind]} takes"
+    return ""
+
+
+def _is_python(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) != 3 or state[0] != _PYTHON_VERSION:  # noqa: PLR2004
+        return False
+    numbers = state[1]
+    is_row = isinstance(numbers, tuple) and all(type(one) is int for one in numbers)
+    return is_row and len(numbers) == _PYTHON_NUMBERS and 0 <= numbers[-1] < _PYTHON_NUMBERS
+
+
+def _is_numpy(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) not in _NUMPY_FIELDS or state[0] != "MT19937":
+        return False
+    shape = _shape(state[1])
+    return shape is None or shape == (_NUMPY_WORDS,)
+
+
+def _shape(array: Any) -> Any:
+    """Return the shape of an array, None where this is kept in another way."""
+    if isinstance(array, list | tuple):
+        return (len(array),)
+    state = array.state if isinstance(array, Made) else None
+    return state[1] if isinstance(state, tuple) and len(state) > 1 else None
+
+
+def _is_cpu(state: Any) -> bool:
+    return isinstance(state, TensorRef) and state.dtype == "U8" and state.shape == (_CPU_BYTES,)
+
+
+_TAKEN = {"python": _is_python, "numpy": _is_numpy, "cpu": _is_cpu}
+_OWNERS = {"python": "Python", "numpy": "NumPy", "cpu": "torch"}

@@ -1,0 +1,91 @@
+"""What a folder of the Trainer says of itself in two places must be the same in both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from resilient.comparison.proving import prove
+from resilient.layouts.judging import judge
+from resilient.layouts.recognizing import read_layout
+from resilient.storage.folder import open_folder
+
+HERE = Path(__file__).parents[2] / "golden" / "transformers"
+SHARED = Path(__file__).parents[4] / "shared" / "fixtures" / "hf"
+WHOLE = sorted(one for at in (HERE, SHARED) for one in at.glob("*/run/checkpoint-*"))
+
+
+def problems_of(path):
+    """Return what is found at the deepest level."""
+    folder = open_folder(str(path))
+    contents = read_layout(folder, folder.list())
+    return contents, (*contents.problems, *prove(folder, folder.list(), contents))
+
+
+def look(path):
+    """Return the answer and all that is said."""
+    contents, problems = problems_of(path)
+    contents = type(contents)(contents.layout, contents.title, problems=problems)
+    told = " ".join(f"{one.place}: {one.what}" for one in problems)
+    return judge(contents, str(path)).answer, told
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: f"{path.parts[-3]}-{path.name}")
+def test_nothing_is_found_in_a_whole_checkpoint(path):
+    assert problems_of(path)[1] == ()
+
+
+@pytest.fixture
+def single(tmp_path):
+    source = HERE / "gpt2_all" / "run" / "checkpoint-8"
+    return Path(shutil.copytree(source, tmp_path / source.name))
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    source = HERE / "gpt2_ddp2_all" / "run" / "checkpoint-4"
+    return Path(shutil.copytree(source, tmp_path / source.name))
+
+
+def change(path, of):
+    """Change what a file of torch's holds."""
+    value = torch.load(path, weights_only=False)
+    of(value)
+    torch.save(value, path)
+
+
+def edit(path, of):
+    """Change what a document holds."""
+    value = json.loads(path.read_text())
+    of(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (lambda rng: rng.pop("python"), "it has no `python`"),
+        (lambda rng: rng.update(cpu=rng["cpu"][:10].clone()), "its `cpu`"),
+        (lambda rng: rng.update(cpu=rng["cpu"].float()), "its `cpu`"),
+        (lambda rng: rng.update(python=(2, *rng["python"][1:])), "its `python`"),
+        (lambda rng: rng.update(python=(3, rng["python"][1][:9], None)), "its `python`"),
+        (lambda rng: rng.update(numpy=("PCG64", *rng["numpy"][1:])), "its `numpy`"),
+        (lambda rng: rng.update(numpy=("MT19937", rng["numpy"][1][:9].copy(), 3)), "its `numpy`"),
+    ],
+)
+def test_a_random_state_that_no_generator_takes_stops_its_trainer(single, of, why):
+    change(single / "rng_state.pth", of)
+    answer, told = look(single)
+    assert answer == "no"
+    assert f"rng_state.pth: {why}" in told
+
+
+def test_a_numbered_random_state_alone_is_that_of_a_world_with_a_rank_lost(ranks):
+    (ranks / "rng_state_1.pth").unlink()
+    answer, told = look(ranks)
+    assert answer == "partly"
+    assert "ranks without a random state: 1" in told
