@@ -27,6 +27,8 @@ _CHUNK_BYTES = 4 << 20
 _ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 BEHIND = "there are bytes behind its end"
 _RANDOM = re.compile(r"(?:.*/)?(?:rng_state|random_states)[^/]*")
+_UNREAD = "training_args.bin"
+"""Which Transformers writes, and does not read as it resumes."""
 _LOST_MAX = 64
 """Members that are named; of a file that lost more, one says all."""
 
@@ -48,7 +50,7 @@ def check_bytes(folder: Folder, listing: Listing) -> tuple[Problem, ...]:
         for what in _spoiled(folder, name, start, size_bytes):
             is_random = bool(_RANDOM.fullmatch(name))
             loses = "random state" if is_random and what != BEHIND else ""
-            is_fatal = not is_random and what != BEHIND
+            is_fatal = not is_random and what != BEHIND and name != _UNREAD
             found.append(Problem(name, what, loses, is_fatal=is_fatal))
             if len(found) >= _LOST_MAX:
                 return tuple(found)

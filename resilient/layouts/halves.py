@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import read_engine
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
+from resilient.layouts.groups import is_emptied, odd_groups
 from resilient.layouts.progress import optimizer_of, required
 from resilient.layouts.values import MODEL, OPTIMIZER, Problem, Unreadable
 from resilient.layouts.weights import read_all, read_weights
@@ -25,6 +26,8 @@ _MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
 _MODEL_SLICES = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)[^/]*\.distcp")
 _OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
 _OPTIMIZER_SLICES = re.compile(r"(optimizer_\d{1,4}/)[^/]*\.distcp")
+_EMPTIED = "it has nothing of any parameter: what it had gathered of each begins anew"
+_REPAIR = "resilient ckpt repair {path}"
 _MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
 
 
@@ -99,7 +102,10 @@ def optimizer_half(folder: Folder, listing: Listing, model: Half, loses: str) ->
     try:
         archive = open_archive(folder, listing, name)
         found = required(optimizer_of(archive.value, archive), "an optimizer")
-        return Half(archive.tensors(OPTIMIZER), found)
+        odd = odd_groups(name, archive.value, archive)
+        if loses and is_emptied(archive.value, archive):
+            odd.append(Problem(name, _EMPTIED, "the optimizer's state", help=_REPAIR))
+        return Half(archive.tensors(OPTIMIZER), found, problems=tuple(odd))
     except Unreadable as error:
         # What is missing may be passed over in silence; what is broken stops the tool.
         is_fatal = not loses or name in listing.sizes

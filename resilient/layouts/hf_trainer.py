@@ -24,6 +24,7 @@ STATE = "trainer_state.json"
 RESUME = "trainer.train(resume_from_checkpoint='{path}')"
 _REBUILD = "resilient ckpt repair {path}"
 _SCHEDULE = "scheduler.pt"
+_CONFIG = "config.json"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
 KEYS = {
@@ -67,6 +68,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *optimizer.problems,
         *more,
         *odd,
+        *_config(folder, listing),
         *_disagreements(folder, *numbers),
     ]
     if _UNFINISHED in listing.sizes:
@@ -159,10 +161,21 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
 def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:
     versions = dict(model.engine.versions) if model.engine else {}
     try:
-        found = read_json(folder, listing, "config.json").get("transformers_version")
+        found = read_json(folder, listing, _CONFIG).get("transformers_version")
     except Unreadable:
         found = None
     return {**({"transformers": found[:40]} if isinstance(found, str) else {}), **versions}
+
+
+def _config(folder: Folder, listing: Listing) -> list[Problem]:
+    """Return whether the model's configuration is one: it may be missing, and is read if not."""
+    try:
+        read_json(folder, listing, _CONFIG)
+    except Unreadable as error:
+        if _CONFIG in listing.sizes:
+            what = f"{error}; Transformers reads it as it resumes"
+            return [Problem(_CONFIG, what, is_fatal=True, help=_REBUILD)]
+    return []
 
 
 def _facts(state: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,13 @@ _DRAWN = (
     "where its draws left it, which no seed and no step give back"
 )
 _BEGINS = "begins anew: Transformers takes both together, or neither"
+_UNREAD = {
+    "config.json": (
+        "the model's configuration",
+        "a resume does not need it; `from_pretrained` of this folder does",
+    ),
+    "training_args.bin": ("the run's arguments", "a resume takes those of its own script"),
+}
 _OF_RANK = (
     "the random state of a rank is where its draws left it; no seed, no step and no other rank "
     "give it back"
@@ -32,7 +39,17 @@ def leave_out(case: Case) -> None:
         if one.loses == "random state" and "ranks without" in one.what:
             case.refused["."] = _OF_RANK
     if case.contents.layout == "hf-trainer":
+        _leave_unread(case)
         _leave_optimizer(case)
+
+
+def _leave_unread(case: Case) -> None:
+    """Leave out what no resume needs."""
+    for name, (what, follows) in _UNREAD.items():
+        if name in case.broken() and name in case.listing.sizes:
+            case.losses[what] = follows
+            case.draft.drop(name)
+            case.done(name, "left out: it is broken", "its tool goes on without it")
 
 
 def _leave_optimizer(case: Case) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(rf"(({'|'.join(STEMS)})-)(\d{{5}})-of-(\d{{5}})(\.safetensors|\.bin)")
 _SENTINEL = "checkpoint-is-incomplete.txt"
-_RUN_WIDE = ("metadata.json",)
+_RUN_WIDE = ("metadata.json", "config.json")
 """What every step of a run says alike."""
 _COUNTING = ("hf-trainer", "torchtitan", "megatron")
 """Layouts whose folders are named for a step."""

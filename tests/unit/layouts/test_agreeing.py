@@ -89,3 +89,45 @@ def test_a_numbered_random_state_alone_is_that_of_a_world_with_a_rank_lost(ranks
     answer, told = look(ranks)
     assert answer == "partly"
     assert "ranks without a random state: 1" in told
+
+
+def _swap_first(groups):
+    groups[0]["params"][0] = groups[1]["params"][0]
+
+
+@pytest.mark.parametrize(
+    ("of", "answer", "why"),
+    [
+        (lambda held: held.update(param_groups=[]), "no", "no parameter groups"),
+        (lambda held: _swap_first(held["param_groups"]), "no", "is twice in its groups"),
+        (lambda held: held["param_groups"][1]["params"].pop(), "no", "is of no parameter"),
+        (lambda held: held["param_groups"][1].update(lr=float("nan")), "no", "`lr` of its group 1"),
+        (lambda held: held["param_groups"][0].update(betas=(0.9, float("inf"))), "no", "`betas`"),
+        (lambda held: held["state"].clear(), "partly", "nothing of any parameter"),
+    ],
+)
+def test_groups_that_do_not_fit_their_states_are_told(single, of, answer, why):
+    change(single / "optimizer.pt", of)
+    found, told = look(single)
+    assert found == answer
+    assert "optimizer.pt: " in told
+    assert why in told
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]"])
+def test_a_configuration_that_is_none_stops_a_resume_and_one_that_is_gone_does_not(single, text):
+    (single / "config.json").write_text(text)
+    answer, told = look(single)
+    assert answer == "no"
+    assert "config.json: it is" in told
+    (single / "config.json").unlink()
+    assert look(single) == ("yes", "")
+
+
+def test_arguments_that_are_cut_stop_no_resume(single):
+    path = single / "training_args.bin"
+    torch.save({"seed": 1}, path)
+    path.write_bytes(path.read_bytes()[:100])
+    answer, told = look(single)
+    assert answer == "yes"
+    assert "training_args.bin: it is no whole zip" in told

@@ -239,3 +239,25 @@ def test_accelerate_gets_its_schedule_from_another_save(tmp_path):
     plan, made = mend(path)
     assert plan.is_whole
     assert torch.load(made / "scheduler.bin", weights_only=True) == whole
+
+
+def test_a_broken_configuration_comes_from_another_step_or_is_left_out(run):
+    whole = (run / "config.json").read_bytes()
+    (run / "config.json").write_text("{")
+    plan, made = mend(run)
+    assert list(plan.losses) == ["the model's configuration"]
+    assert not (Path(made) / "config.json").exists()
+    other = beside(run, 12)
+    (other / "config.json").write_bytes(whole)
+    plan = plan_mending(str(run))
+    assert (plan.is_whole, plan.losses) == (True, {})
+
+
+def test_broken_arguments_are_left_out_and_told(run):
+    path = run / "training_args.bin"
+    torch.save({"seed": 1}, path)
+    path.write_bytes(path.read_bytes()[:100])
+    plan, made = mend(run)
+    assert list(plan.losses) == ["the run's arguments"]
+    assert not (Path(made) / "training_args.bin").exists()
+    assert plan.verdict.answer == "yes"

@@ -1,0 +1,89 @@
+"""Whether an optimizer's groups and states belong together, as torch takes them (pure).
+
+Source: ``torch.optim.Optimizer.load_state_dict``, which raises at another number of groups, and
+takes the rest as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.pickled import TensorRef
+from resilient.layouts.values import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.layouts.archives import Archive
+
+_REPAIR = "resilient ckpt repair {path}"
+_SCALARS = (
+    *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
+    *("lr_decay", "rho", "lambd"),
+)
+"""Of these a number that is not finite makes every weight NaN; others may have a bound that is."""
+_GROUPS_MAX = 4096
+
+
+def odd_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
+    """Return what of ``{state, param_groups}`` no optimizer goes on from as it was.
+
+    Args:
+        place: the file.
+        value: of it.
+        archive: that reads its numbers.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    groups, state = value["param_groups"], value["state"]
+    if not groups or not all(isinstance(one, dict) for one in groups):
+        return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
+    whats = (*_strangers(groups, state), *_not_finite(groups[:_GROUPS_MAX], archive))
+    return [_fatal(place, one) for one in whats]
+
+
+def is_emptied(value: Any, archive: Archive) -> bool:
+    """Say whether an optimizer that keeps something of each parameter has nothing of any."""
+    first: Any = next(iter(value["param_groups"]), {})
+    if value["state"] or not isinstance(first, dict):
+        return False
+    return "betas" in first or bool(archive.number(first.get("momentum")))
+
+
+def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield a parameter in two places, and a state that is of none."""
+    named = [
+        one
+        for group in groups
+        if isinstance(held := group.get("params"), list | tuple)
+        for one in held
+        if isinstance(one, int | str)
+    ]
+    own = set(named)
+    if len(own) != len(named):
+        twice = Counter(named).most_common(1)[0][0]
+        yield f"parameter `{str(twice)[:80]}` is twice in its groups: another goes on without state"
+    lost = [key for key, held in state.items() if isinstance(held, dict) and key not in own]
+    if own and lost:
+        yield (
+            f"the state of `{str(lost[0])[:80]}` is of no parameter in its groups: whose it was "
+            "goes on without"
+        )
+
+
+def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]:
+    for at, group in enumerate(groups):
+        for name in _SCALARS:
+            held = group.get(name)
+            for one in held if isinstance(held, list | tuple) else (held,):
+                number = archive.number(one) if isinstance(one, TensorRef | float) else None
+                if number is not None and not math.isfinite(number):
+                    yield f"`{name}` of its group {at} is {number}: a step spoils all weights"
+                    return
+
+
+def _fatal(place: str, what: str) -> Problem:
+    return Problem(place, what, is_fatal=True, help=_REPAIR)
