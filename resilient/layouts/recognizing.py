@@ -20,8 +20,9 @@ from resilient.layouts import (
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import read_text
 from resilient.layouts.fitting import unfitting
+from resilient.layouts.shards import STEMS
 from resilient.layouts.values import Contents, Problem, Unreadable
-from resilient.layouts.weights import SAFE, STEMS, TORCH
+from resilient.layouts.weights import SAFE, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

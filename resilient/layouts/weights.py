@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING
 
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import read_header, read_json
+from resilient.layouts.shards import (
+    ORPHAN,
+    STALE,
+    STEMS,
+    contradictions,
+    doubled,
+    shards_in,
+    unnamed,
+)
 from resilient.layouts.values import MODEL, Problem, Tensor, Unreadable
 
 if TYPE_CHECKING:
@@ -15,7 +24,6 @@ if TYPE_CHECKING:
 
 SAFE = ".safetensors"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-STEMS = ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
 _INDEXES = tuple(f"{stem}{end}.index.json" for stem in STEMS for end in (SAFE, ".bin"))
 
 
@@ -44,12 +52,28 @@ def read_weights(
     index = next((prefix + one for one in _INDEXES if prefix + one in listing.sizes), "")
     single = (prefix + stem + end for end in (SAFE, ".bin") for stem in STEMS)
     names = [one for one in single if one in listing.sizes][:1]
-    if names or not index:
-        return read_all(folder, listing, names)
+    if names:
+        stale = [Problem(index, STALE)] if index else []
+        tensors, problems = read_all(folder, listing, names)
+        return tensors, [*problems, *stale]
+    found = shards_in(listing.sizes, prefix)
+    if index:
+        return _indexed(folder, listing, prefix, index, found.get(index, ()))
+    named, shards = next(iter(found.items()), ("", []))
+    tensors, problems = read_all(folder, listing, shards)
+    lost = [unnamed(named, len(shards))] if shards else []
+    return tensors, [*lost, *problems, *doubled(tensors)]
+
+
+def _indexed(
+    folder: Folder, listing: Listing, prefix: str, index: str, beside: Sequence[str]
+) -> tuple[tuple[Tensor, ...], list[Problem]]:
+    """Return the tensors of the shards that an index names, and what of both is wrong."""
     try:
-        mapped = read_json(folder, listing, index).get("weight_map")
+        document = read_json(folder, listing, index)
     except Unreadable as error:
         return (), [Problem(index, str(error), is_fatal=True)]
+    mapped = document.get("weight_map")
     if not isinstance(mapped, dict) or not all(isinstance(one, str) for one in mapped.values()):
         return (), [Problem(index, "it has no `weight_map` of names", is_fatal=True)]
     shards = sorted({f"{prefix}{one}" for one in mapped.values()})
@@ -58,7 +82,9 @@ def read_weights(
     if lacking and not problems:
         what = f"{len(lacking)} of its tensors are in no file, `{lacking[0][:80]}` among them"
         problems.append(Problem(index, what, is_fatal=True))
-    return tensors, problems
+    elif not problems:
+        problems += doubled(tensors) or contradictions(index, document, prefix, tensors)
+    return tensors, [*problems, *(Problem(one, ORPHAN) for one in beside if one not in shards)]
 
 
 def read_all(

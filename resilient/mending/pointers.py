@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from resilient.layouts import deepspeed, universal
 from resilient.layouts.documents import read_json
+from resilient.layouts.shards import ORPHAN, SHARD, STALE
 from resilient.layouts.values import Unreadable
-from resilient.layouts.weights import STEMS, read_file
+from resilient.layouts.weights import read_file
 from resilient.mending.case import AGREEMENT, looked_through
 
 if TYPE_CHECKING:
     from resilient.mending.case import Case
     from resilient.mending.drafts import Draft
 
-_SHARD = re.compile(rf"(({'|'.join(STEMS)})-)(\d{{5}})-of-(\d{{5}})(\.safetensors|\.bin)")
 _SENTINEL = "checkpoint-is-incomplete.txt"
 _RUN_WIDE = ("metadata.json", "config.json")
 """What every step of a run says alike."""
@@ -28,13 +28,16 @@ _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
 
 def mend_index(case: Case) -> None:
     """Write the index of a model in shards anew, from the headers of the shards."""
+    for one in [one for one in case.problems if one.what in (STALE, ORPHAN)]:
+        case.draft.drop(one.place)
+        case.done(one.place, "left out: nothing reads it", "what names the weights")
     shards: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in case.listing.sizes:
-        if match := _SHARD.fullmatch(name):
+        if match := SHARD.fullmatch(name):
             shards.setdefault((match[2], match[4], match[5]), {})[int(match[3])] = name
     for (stem, count, end), found in shards.items():
         index = f"{stem}{end}.index.json"
-        is_lost = not case.is_layout_known or case.is_broken(index)
+        is_lost = not case.is_layout_known or index in case.broken()
         is_single = f"{stem}{end}" in case.listing.sizes
         if not is_lost or is_single:
             continue
