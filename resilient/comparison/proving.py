@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +29,8 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
     """Return what is wrong with the bytes; what headers say is in ``contents`` already.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and
-    of the optimizer, of which none may be NaN and infinite ones are told.
+    of the optimizer: none may be NaN, no square negative, not all weights of a file zero, and
+    infinite ones are told.
 
     Args:
         folder: where it is.
@@ -49,7 +52,7 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
         for one in contents.tensors
         if one.part in (MODEL, OPTIMIZER) and not spoiled & set(one.files)
     ]
-    return (*found, *_not_finite(near, listing, tensors))
+    return (*found, *_odd_numbers(near, listing, tensors))
 
 
 def _dangers(folder: Folder, listing: Listing) -> Iterator[Problem]:
@@ -60,36 +63,75 @@ def _dangers(folder: Folder, listing: Listing) -> Iterator[Problem]:
             yield Problem(one.file, one.what, is_fatal=is_fatal, help="resilient ckpt scan {path}")
 
 
-def _not_finite(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
-    told = 0
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many elements of a tensor are of a kind."""
+
+    nans: int = 0
+    infinite: int = 0
+    negative: int = 0
+    nonzero: int = 0
+
+
+def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
+    any_in: dict[str, bool] = {}
+    found = list(islice(_each(near, listing, tensors, any_in), _NAMED_MAX))
+    yield from found
+    if len(found) == _NAMED_MAX:
+        return  # not all were looked at
+    for name, has_any in any_in.items():
+        if not has_any and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
+            yield Problem(name, _ZEROS, is_fatal=True)
+
+
+def _each(
+    near: Folder, listing: Listing, tensors: list[Tensor], any_in: dict[str, bool]
+) -> Iterator[Problem]:
+    """Yield what is wrong with each tensor, and note in which files a weight is not zero."""
     for one in tensors:
         if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
             continue
         try:
-            nans, infinite = _counted(near, listing, one)
+            counts = _counted(near, listing, one)
         except Unreadable as error:
             yield Problem(one.files[0], f"`{one.name[:80]}`: {error}", is_fatal=True)
             continue
-        if not nans and not infinite:
-            continue
-        what = f"`{one.name[:80]}` has {nans} NaN and {infinite} infinite of {one.elements}"
-        loses = "" if nans else f"finite numbers in the {_WORDS[one.part]}"
-        yield Problem(one.files[0], what, loses, is_fatal=bool(nans))
-        told += 1
-        if told >= _NAMED_MAX:
-            return
+        if one.part == MODEL and one.elements:
+            any_in[one.files[0]] = any_in.get(one.files[0], False) or counts.nonzero > 0
+        problem = _odd(one, counts)
+        if problem is not None:
+            yield problem
+
+
+def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
+    """Return what is wrong with a tensor's numbers."""
+    name, place = tensor.name[:80], tensor.files[0]
+    if counts.nans or counts.infinite:
+        what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
+        loses = "" if counts.nans else f"finite numbers in the {_WORDS[tensor.part]}"
+        return Problem(place, what, loses, is_fatal=bool(counts.nans))
+    if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
+        what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
+        return Problem(place, what, is_fatal=True)
+    return None
 
 
 _WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
+_SQUARES = ("exp_avg_sq", "square_avg")
+"""Of which an optimizer takes the root: of a negative one it is NaN."""
+_ZEROS = "every weight in it is zero, as in a file whose bytes a loss of power took"
+_ZEROS_BYTES = 4096
 
 
-def _counted(near: Folder, listing: Listing, tensor: Tensor) -> tuple[int, int]:
-    """Return how many elements are NaN, and how many are infinite."""
+def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
+    """Return how many elements are NaN, infinite, negative, and not zero."""
     elements = Elements(near, listing, tensor)
-    nans = infinite = 0
+    nans = infinite = negative = nonzero = 0
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         numbers = values(elements.read(start, count), tensor.dtype)
         nans += int(np.isnan(numbers).sum())
         infinite += int(np.isinf(numbers).sum())
-    return nans, infinite
+        negative += 0 if is_complex(tensor.dtype) else int((numbers < 0).sum())
+        nonzero += int(np.count_nonzero(numbers))
+    return _Counts(nans, infinite, negative, nonzero)

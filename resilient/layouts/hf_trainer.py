@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.agreeing import behind, odd_config, odd_rates, odd_schedule, odd_state
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, read_json, whole
@@ -16,6 +17,8 @@ from resilient.layouts.progress import ahead, read_random, required, schedule_of
 from resilient.layouts.values import Contents, Problem, Unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resilient.layouts.halves import Half
     from resilient.layouts.values import Optimizer, Schedule
     from resilient.storage.folder import Folder, Listing
@@ -25,6 +28,7 @@ RESUME = "trainer.train(resume_from_checkpoint='{path}')"
 _REBUILD = "resilient ckpt repair {path}"
 _SCHEDULE = "scheduler.pt"
 _CONFIG = "config.json"
+_SCALER = "scaler.pt"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
 KEYS = {
@@ -62,13 +66,16 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True)
     step = whole(state.get("global_step"))
     world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
+    versions = _versions(folder, listing, model)
     numbers = (step, schedule.step if schedule else None, optimizer.optimizer)
     problems += [
         *model.problems,
         *optimizer.problems,
         *more,
         *odd,
-        *_config(folder, listing),
+        *_config(folder, listing, model),
+        *odd_rates(optimizer.optimizer, schedule),
+        *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers),
     ]
     if _UNFINISHED in listing.sizes:
@@ -85,7 +92,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         schedule,
         rng,
         _data(state),
-        _versions(folder, listing, model),
+        versions,
         _facts(state),
         tuple(problems),
     )
@@ -103,7 +110,7 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     if unknown:
         what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    return state, _best_moved(state)
+    return state, [*_best_moved(state), *odd_state(STATE, state)]
 
 
 def _best_moved(state: dict[str, Any]) -> list[Problem]:
@@ -128,7 +135,16 @@ def _schedule(
     except Unreadable as error:
         is_fatal = _SCHEDULE in listing.sizes
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
-    return found, []
+    return found, odd_schedule(_SCHEDULE, archive.value)
+
+
+def _behind(
+    listing: Listing, model: Half, optimizer: Half, step: int | None, versions: Mapping[str, str]
+) -> list[Problem]:
+    # Versions before 5 save no scaler; an engine has its own.
+    is_old = versions.get("transformers", "").startswith("4.")
+    may_skip = is_old or _SCALER in listing.sizes or model.engine is not None
+    return behind(optimizer.optimizer, step, may_skip=may_skip)
 
 
 def _disagreements(
@@ -167,15 +183,15 @@ def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:
     return {**({"transformers": found[:40]} if isinstance(found, str) else {}), **versions}
 
 
-def _config(folder: Folder, listing: Listing) -> list[Problem]:
-    """Return whether the model's configuration is one: it may be missing, and is read if not."""
+def _config(folder: Folder, listing: Listing, model: Half) -> list[Problem]:
+    """Return what is wrong with the configuration: it may be missing, and is read if not."""
+    if _CONFIG not in listing.sizes:
+        return []
     try:
-        read_json(folder, listing, _CONFIG)
+        return odd_config(_CONFIG, read_json(folder, listing, _CONFIG), model.tensors)
     except Unreadable as error:
-        if _CONFIG in listing.sizes:
-            what = f"{error}; Transformers reads it as it resumes"
-            return [Problem(_CONFIG, what, is_fatal=True, help=_REBUILD)]
-    return []
+        what = f"{error}; Transformers reads it as it resumes"
+        return [Problem(_CONFIG, what, is_fatal=True, help=_REBUILD)]
 
 
 def _facts(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ ENGINES = "tests/unit/layouts/test_engines.py"
 FOLDERS = "tests/unit/layouts/test_folders.py"
 TOOLS = "tests/unit/layouts/test_tools.py"
 SLICES = "tests/unit/layouts/test_slices_of_tools.py"
+AGREEING = "tests/unit/layouts/test_agreeing.py"
+SHARDS = "tests/unit/layouts/test_shards.py"
 DAMAGE = "tests/damage/test_damage.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 
@@ -209,5 +211,68 @@ MUTANTS = [
         "Problem(name, str(error), loses, is_fatal=is_fatal)",
         'Problem(name, str(error), "", is_fatal=is_fatal)',
         f"{FOLDERS} -k what_is_left",
+    ),
+    Mutant(
+        "any random state is taken",
+        "resilient/layouts/randoms.py",
+        "        if takes and not takes(state):",
+        "        if takes and not takes and not takes(state):",
+        f"{AGREEING} -k no_generator_takes",
+    ),
+    Mutant(
+        "a numbered random state may be of one rank alone",
+        "resilient/layouts/progress.py",
+        "_NUMBERED_LEAST = 2",
+        "_NUMBERED_LEAST = 1",
+        f"{AGREEING} -k numbered_random_state",
+    ),
+    Mutant(
+        "a parameter may be in two groups",
+        "resilient/layouts/groups.py",
+        "    if len(own) != len(named):",
+        "    if len(own) > len(named):",
+        f"{AGREEING} -k fit_their_states",
+    ),
+    Mutant(
+        "a tensor may be in two shards",
+        "resilient/layouts/shards.py",
+        "        if other is not one and other.files != one.files:",
+        "        if other is not one and other.files == one.files:",
+        f"{SHARDS} -k two_shards",
+    ),
+    Mutant(
+        "an index may lack what its shards have",
+        "resilient/layouts/shards.py",
+        "    lacking = [one.name for one in tensors if one.name not in mapped]",
+        "    lacking = [one.name for one in tensors if one.name in ()]",
+        f"{SHARDS} -k says_else",
+    ),
+    Mutant(
+        "the rates of an optimizer are not held against its schedule",
+        "resilient/layouts/agreeing.py",
+        "        if not math.isclose(one, other, rel_tol=_RATES_APART, abs_tol=1e-30):",
+        "        if math.isnan(one - other):",
+        f"{AGREEING} -k contradicts_itself",
+    ),
+    Mutant(
+        "an optimizer may be behind its training",
+        "resilient/layouts/agreeing.py",
+        "    if may_skip:",
+        "    if may_skip or True:",
+        f"{AGREEING} -k behind",
+    ),
+    Mutant(
+        "a mean of squares may be negative",
+        "resilient/comparison/proving.py",
+        "    if counts.negative and tensor.part == OPTIMIZER and",
+        "    if counts.negative and tensor.part == MODEL and",
+        f"{AGREEING} -k negative",
+    ),
+    Mutant(
+        "damaged arguments stop a resume",
+        "resilient/layouts/checksums.py",
+        "what != BEHIND and name != _UNREAD",
+        "what != BEHIND and name",
+        f"{AGREEING} -k arguments_that_are_cut",
     ),
 ]

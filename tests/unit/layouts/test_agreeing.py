@@ -131,3 +131,77 @@ def test_arguments_that_are_cut_stop_no_resume(single):
     answer, told = look(single)
     assert answer == "yes"
     assert "training_args.bin: it is no whole zip" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "answer", "why"),
+    [
+        ("trainer_state.json", {"best_metric": 1.0}, "partly", "best metric is 1, and its log"),
+        ("trainer_state.json", {"epoch": 0.1}, "yes", "its epoch is 0.1 at step 8"),
+        ("trainer_state.json", {"epoch": 3.0}, "yes", "its epoch is 3 at step 8"),
+        ("config.json", {"n_embd": 64}, "yes", "its `n_embd` is 64, and"),
+        ("config.json", {"n_layer": 7}, "yes", "its `n_layer` is 7, and the weights are of 2"),
+        ("config.json", {"vocab_size": 7}, "yes", "its `vocab_size` is 7, and"),
+    ],
+)
+def test_a_document_that_contradicts_another_is_told(single, name, of, answer, why):
+    edit(single / name, lambda value: value.update(of))
+    found, told = look(single)
+    assert found == answer
+    assert told.startswith(f"{name}: ")
+    assert why in told
+
+
+def test_a_log_of_the_future_is_told(single):
+    more = {"step": 99, "epoch": 9.0, "loss": 1.0}
+    edit(single / "trainer_state.json", lambda value: value["log_history"].append(more))
+    answer, told = look(single)
+    assert answer == "yes"
+    assert told == "trainer_state.json: its log goes on to step 99, beyond its own 8"
+
+
+@pytest.mark.parametrize(
+    ("of", "answer", "why"),
+    [
+        (lambda held: held.update(_step_count=5), "yes", "it counts 5 calls at step 8"),
+        (lambda held: held.update(base_lrs=[float("nan")] * 2), "no", "begins from is nan"),
+        (lambda held: held.update(_last_lr=[0.5, 0.5]), "partly", "learning rate of group 0"),
+    ],
+)
+def test_a_schedule_that_contradicts_itself_or_the_optimizer_is_told(single, of, answer, why):
+    change(single / "scheduler.pt", of)
+    found, told = look(single)
+    assert found == answer
+    assert why in told
+
+
+def _back(held):
+    for one in held["state"].values():
+        one["step"].fill_(3)
+
+
+def test_an_optimizer_that_is_behind_is_of_another_step_unless_a_scaler_skipped(single):
+    change(single / "optimizer.pt", _back)
+    answer, told = look(single)
+    assert answer == "partly"
+    assert "the optimizer made 3 updates by step 8" in told
+    torch.save({"scale": 2.0}, single / "scaler.pt")
+    assert look(single) == ("yes", "")
+
+
+def test_a_square_that_is_negative_makes_weights_nan(single):
+    change(single / "optimizer.pt", lambda held: held["state"][0]["exp_avg_sq"].fill_(-1))
+    answer, told = look(single)
+    assert answer == "no"
+    assert "optimizer.pt: `state.0.exp_avg_sq` has " in told
+    assert "negative" in told
+
+
+def test_weights_that_are_all_zero_are_none(single):
+    path = single / "model.safetensors"
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:begin] + bytes(len(data) - begin))
+    answer, told = look(single)
+    assert answer == "no"
+    assert "model.safetensors: every weight in it is zero" in told
