@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -71,23 +72,30 @@ class _Counts:
     infinite: int = 0
     negative: int = 0
     nonzero: int = 0
+    first: float = 0.0
 
 
 def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
     any_in: dict[str, bool] = {}
-    found = list(islice(_each(near, listing, tensors, any_in), _NAMED_MAX))
+    steps: dict[Tensor, float] = {}
+    found = list(islice(_each(near, listing, tensors, any_in, steps), _NAMED_MAX))
     yield from found
     if len(found) == _NAMED_MAX:
         return  # not all were looked at
+    yield from _out_of_step(steps)
     for name, has_any in any_in.items():
         if not has_any and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
             yield Problem(name, _ZEROS, is_fatal=True)
 
 
 def _each(
-    near: Folder, listing: Listing, tensors: list[Tensor], any_in: dict[str, bool]
+    near: Folder,
+    listing: Listing,
+    tensors: list[Tensor],
+    any_in: dict[str, bool],
+    steps: dict[Tensor, float],
 ) -> Iterator[Problem]:
-    """Yield what is wrong with each tensor, and note in which files a weight is not zero."""
+    """Yield what is wrong with each tensor; note files with a weight not zero, and all steps."""
     for one in tensors:
         if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
             continue
@@ -98,9 +106,23 @@ def _each(
             continue
         if one.part == MODEL and one.elements:
             any_in[one.files[0]] = any_in.get(one.files[0], False) or counts.nonzero > 0
+        if one.part == OPTIMIZER and one.name.endswith(".step") and one.elements == 1:
+            steps[one] = counts.first
         problem = _odd(one, counts)
         if problem is not None:
             yield problem
+
+
+def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
+    """Yield the first parameter that was updated more or less often than most.
+
+    It may be so: one that got no gradient, or was set free later, is behind.
+    """
+    if len(set(steps.values())) > 1:
+        most, _ = Counter(steps.values()).most_common(1)[0]
+        one = next(one for one, step in steps.items() if step != most)
+        what = f"`{one.name[:80]}` is {steps[one]:g}, and most others are {most:g}"
+        yield Problem(one.files[0], what)
 
 
 def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
@@ -127,11 +149,14 @@ def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
     """Return how many elements are NaN, infinite, negative, and not zero."""
     elements = Elements(near, listing, tensor)
     nans = infinite = negative = nonzero = 0
+    first = 0.0
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         numbers = values(elements.read(start, count), tensor.dtype)
+        if tensor.elements == 1 and not is_complex(tensor.dtype):
+            first = float(numbers.flat[0])
         nans += int(np.isnan(numbers).sum())
         infinite += int(np.isinf(numbers).sum())
         negative += 0 if is_complex(tensor.dtype) else int((numbers < 0).sum())
         nonzero += int(np.count_nonzero(numbers))
-    return _Counts(nans, infinite, negative, nonzero)
+    return _Counts(nans, infinite, negative, nonzero, first)

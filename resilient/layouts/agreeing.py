@@ -150,9 +150,9 @@ def odd_config(place: str, config: Mapping[str, Any], tensors: Sequence[Tensor])
         tensors: of the checkpoint.
     """
     held = [one for one in tensors if one.part == MODEL]
-    whats = (*_embedded(config, held), *_layered(config, held))
+    sayings = (*_embedded(config, held), *_layered(config, held))
     after = "`from_pretrained` of this folder would make another model"
-    return [Problem(place, f"{one}: {after}") for one in whats]
+    return [Problem(place, f"{one}: {after}") for one in sayings]
 
 
 def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:

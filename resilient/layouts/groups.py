@@ -41,8 +41,8 @@ def odd_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
     groups, state = value["param_groups"], value["state"]
     if not groups or not all(isinstance(one, dict) for one in groups):
         return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
-    whats = (*_strangers(groups, state), *_not_finite(groups[:_GROUPS_MAX], archive))
-    return [_fatal(place, one) for one in whats]
+    sayings = (*_strangers(groups, state), *_not_finite(groups[:_GROUPS_MAX], archive))
+    return [_fatal(place, one) for one in sayings]
 
 
 def is_emptied(value: Any, archive: Archive) -> bool:

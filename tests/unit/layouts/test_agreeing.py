@@ -205,3 +205,10 @@ def test_weights_that_are_all_zero_are_none(single):
     answer, told = look(single)
     assert answer == "no"
     assert "model.safetensors: every weight in it is zero" in told
+
+
+def test_a_parameter_that_is_out_of_step_with_the_others_is_told(single):
+    change(single / "optimizer.pt", lambda held: held["state"][5]["step"].fill_(3))
+    answer, told = look(single)
+    assert answer == "yes"
+    assert told == "optimizer.pt: `state.5.step` is 3, and most others are 8"
