@@ -74,7 +74,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *more,
         *odd,
         *_config(folder, listing, model),
-        *odd_rates(optimizer.optimizer, schedule),
+        *odd_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers),
     ]

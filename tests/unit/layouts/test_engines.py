@@ -43,7 +43,8 @@ def trained(tmp_path):
         source = next(HERE.glob("*gpt2_ddp2_all*/run/checkpoint-*"))
         folder = Path(shutil.copytree(source, tmp_path / f"checkpoint-{STEP}"))
         shutil.copy(folder / "rng_state_1.pth", folder / "rng_state_2.pth")
-        saved(folder / "scheduler.pt", lambda it: it.update(last_epoch=STEP))
+        place = {"last_epoch": STEP, "_step_count": STEP + 1}
+        saved(folder / "scheduler.pt", lambda it: it.update(place))
         write_zero(folder, stage, RANKS, **{**TELLS, **told})
         return folder
 
