@@ -17,13 +17,6 @@ MUTANTS = [
         "tests/unit/storage/test_fsspec_calls.py -k nobody",
     ),
     Mutant(
-        "a directory of any size is read in one piece",
-        "resilient/layouts/windows.py",
-        "size = min(left if size < 0 else size, left, READ_MAX)",
-        "size = min(left if size < 0 else size, left)",
-        f"{TESTS} -k a_directory_that_is_too_large",
-    ),
-    Mutant(
         "only the first pickle of a file is looked at",
         SCANNING,
         "    while stream.tell() < len(data):\n",
