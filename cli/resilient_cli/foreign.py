@@ -67,11 +67,14 @@ def look_if_known(url: str | None, *, is_read: bool) -> Looked | None:
         is_read: whether every byte is looked at, and not headers alone.
 
     Raises:
+        UnknownLayout: it is a folder of checkpoints and none itself; the hint names one of them.
         StoreError: it could not be read.
     """
     try:
         return look(url, is_read=is_read) if url and is_foreign(url) else None
-    except UnknownLayout:
+    except UnknownLayout as error:
+        if error.hint:
+            raise
         return None
 
 

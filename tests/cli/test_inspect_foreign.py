@@ -79,3 +79,10 @@ def test_a_name_with_terminal_escapes_is_shown_harmless(run, call):
     assert "owned" in outcome.stdout
     assert "\x1b" not in outcome.stdout
     assert "\x07" not in outcome.stdout
+
+
+def test_a_folder_of_checkpoints_names_one_of_them_to_who_verifies_it(run, call):
+    outcome = call("ckpt", "verify", run)
+    assert outcome.status == 65
+    assert "resilient ckpt inspect" in outcome.stderr
+    assert "/checkpoint-" in outcome.stderr
