@@ -23,7 +23,14 @@ from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
 from resilient.storage.urls import redacted_text
 from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
-from resilient_cli.render import Format, Output, leave_the_pipe, show_error, speak_plainly
+from resilient_cli.render import (
+    Format,
+    Output,
+    leave_the_pipe,
+    show_error,
+    speak_plainly,
+    write_nowhere_if_closed,
+)
 from resilient_cli.tree import COMMANDS
 
 if TYPE_CHECKING:
@@ -125,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
+    write_nowhere_if_closed()
     speak_plainly(sys.stdout, sys.stderr)
     within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:

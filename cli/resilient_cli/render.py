@@ -138,6 +138,13 @@ def leave_the_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def write_nowhere_if_closed() -> None:
+    """Give a process that was started without stdout or stderr (``>&-``) one that takes all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
 def speak_plainly(*streams: TextIO) -> None:
     """Let streams write what their encoding has not as escapes: a name must not end a command."""
     for stream in streams:

@@ -162,3 +162,12 @@ def test_no_input_asks_nobody(repo):
     os.close(ours)
     assert done.returncode == 2
     assert "nobody is there to confirm it" in said
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_command_without_a_stream_does_its_work(repo, closed):
+    words = " ".join([*PROGRAM, "ckpt", "tag", "latest", f"kept-{closed}", str(repo)])
+    script = f"exec {closed}>&-; {words}"
+    done = subprocess.run(["sh", "-c", script], check=False, timeout=60)
+    assert done.returncode == 0
+    assert f"kept-{closed}" in run("ckpt", "ls", repo, stdout=subprocess.PIPE).stdout.decode()
