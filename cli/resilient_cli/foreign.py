@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,9 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
     verdict = judge(contents, folder.url)
     if verdict.answer == "no" and not verdict.command:
         verdict = judge(contents, folder.url, _sibling(url))
+    if verdict.answer == "no" and not verdict.command:
+        # It says what can be mended, and of the rest what is whole.
+        verdict = replace(verdict, command=f"resilient ckpt repair {shlex.quote(folder.url)}")
     return Looked(folder.url, contents, verdict, listing)
 
 
