@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 HELD = "tests/process/test_held_steps.py"
 CHOICE = "tests/unit/vault/test_choose_step.py"
 PEEK = "tests/unit/train/test_peeking.py"
-AGAIN = "tests/unit/state/test_recall.py"
+AGAIN = "tests/unit/state/test_known_again.py"
 SEAT = "resilient/vault/keeper/holding.py"
 RECALL = "resilient/state/recall.py"
 

@@ -11,7 +11,7 @@ FOLDERS = "tests/unit/layouts/test_folders.py"
 TOOLS = "tests/unit/layouts/test_tools.py"
 SLICES = "tests/unit/layouts/test_slices_of_tools.py"
 AGREEING = "tests/unit/layouts/test_agreeing.py"
-SHARDS = "tests/unit/layouts/test_shards.py"
+SHARDS = "tests/unit/layouts/test_shards_and_index.py"
 DAMAGE = "tests/damage/test_damage.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -71,7 +72,9 @@ def trainer(folder):
     safetensors.torch.save_file(values(0), folder / "model.safetensors")
     torch.save(optimizer(), folder / "optimizer.pt")
     torch.save(SCHEDULE, folder / "scheduler.pt")
-    torch.save(STATES, folder / "rng_state.pth")
+    drawn = {"python": Random(7).getstate(), "numpy": np.random.RandomState(7).get_state()}
+    cpu = torch.Generator().manual_seed(7).get_state()
+    torch.save({**drawn, "cpu": cpu}, folder / "rng_state.pth")
     state = {"global_step": 7, "epoch": 0.5, "best_global_step": 7, "log_history": [{"step": 7}]}
     state["best_model_checkpoint"] = "run/checkpoint-7"
     (folder / "trainer_state.json").write_text(json.dumps(state))
