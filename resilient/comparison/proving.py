@@ -30,7 +30,7 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
     """Return what is wrong with the bytes; what headers say is in ``contents`` already.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and
-    of the optimizer: none may be NaN, no square negative, not all weights of a file zero, and
+    of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, and
     infinite ones are told.
 
     Args:
@@ -76,15 +76,16 @@ class _Counts:
 
 
 def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
-    any_in: dict[str, bool] = {}
+    spared: set[str] = set()
     steps: dict[Tensor, float] = {}
-    found = list(islice(_each(near, listing, tensors, any_in, steps), _NAMED_MAX))
+    found = list(islice(_each(near, listing, tensors, spared, steps), _NAMED_MAX))
     yield from found
     if len(found) == _NAMED_MAX:
         return  # not all were looked at
     yield from _out_of_step(steps)
-    for name, has_any in any_in.items():
-        if not has_any and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
+    weights = {name: None for one in tensors if one.part == MODEL for name in one.files}
+    for name in weights:
+        if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
             yield Problem(name, _ZEROS, is_fatal=True)
 
 
@@ -92,20 +93,23 @@ def _each(
     near: Folder,
     listing: Listing,
     tensors: list[Tensor],
-    any_in: dict[str, bool],
+    spared: set[str],
     steps: dict[Tensor, float],
 ) -> Iterator[Problem]:
-    """Yield what is wrong with each tensor; note files with a weight not zero, and all steps."""
+    """Yield what is wrong with each tensor; note files with more than zeros, and all steps."""
     for one in tensors:
         if not (is_float(one.dtype) or is_complex(one.dtype)) or not one.pieces:
+            spared.update(one.files)  # it was not looked at
             continue
         try:
             counts = _counted(near, listing, one)
         except Unreadable as error:
+            spared.update(one.files)
             yield Problem(one.files[0], f"`{one.name[:80]}`: {error}", is_fatal=True)
             continue
-        if one.part == MODEL and one.elements:
-            any_in[one.files[0]] = any_in.get(one.files[0], False) or counts.nonzero > 0
+        if counts.nonzero:
+            # Of one that is cut over files nobody counted each piece: all of them pass.
+            spared.update(one.files)
         if one.part == OPTIMIZER and one.name.endswith(".step") and one.elements == 1:
             steps[one] = counts.first
         problem = _odd(one, counts)
@@ -141,7 +145,7 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
 _WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
 _SQUARES = ("exp_avg_sq", "square_avg")
 """Of which an optimizer takes the root: of a negative one it is NaN."""
-_ZEROS = "every weight in it is zero, as in a file whose bytes a loss of power took"
+_ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
 _ZEROS_BYTES = 4096
 
 

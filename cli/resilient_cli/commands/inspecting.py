@@ -49,8 +49,9 @@ def inspect(
         return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
     checkpoint = resolve(store, ref or "latest")
-    manifest = read_manifest(store, checkpoint)
     found = examine(ListedStore(store, f"{checkpoint.folder}/"), checkpoint, Level.QUICK)
+    # Of one that could not be read this raises what is wrong with it.
+    manifest = found.manifest or read_manifest(store, checkpoint)
     verdict = judge_ours(store, manifest, found)
     answer = inspection(manifest, SystemClock().now_iso(), verdict, with_tensors=tensors)
     show(answer, output_of(ctx))

@@ -204,7 +204,17 @@ def test_weights_that_are_all_zero_are_none(single):
     path.write_bytes(data[:begin] + bytes(len(data) - begin))
     answer, told = look(single)
     assert answer == "no"
-    assert "model.safetensors: every weight in it is zero" in told
+    assert "model.safetensors: every number in it is zero" in told
+
+
+def test_a_file_of_new_weights_with_more_beside_them_is_whole(tmp_path):
+    """A bias begins at zero, and a rank may write no other weight beside its part of the rest."""
+    moment = {"exp_avg": torch.ones(2048)}
+    optimizer = {"state": {0: moment}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"model": {"bias": torch.zeros(2048)}, "optimizer": optimizer}, tmp_path / "a.pt")
+    contents, problems = problems_of(tmp_path / "a.pt")
+    assert {one.part for one in contents.tensors} == {"model", "optimizer"}
+    assert not [one for one in problems if "zero" in one.what]
 
 
 def test_a_parameter_that_is_out_of_step_with_the_others_is_told(single):
