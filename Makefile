@@ -36,6 +36,7 @@ endif
 # where they can, and skip where they cannot; this says why.
 services: $(STAMP)
 	$(BIN)/python -m tests.services.ceph
+	$(BIN)/python -m tests.services.newer
 	$(BIN)/python -m tests.services.netns
 	$(BIN)/python -m tests.services.browser
 	$(BIN)/python -m tests.services.slurm

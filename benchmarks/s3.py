@@ -1,13 +1,15 @@
 """How soon a checkpoint is committed to S3, and proved when read back, against bare clients.
 
 A model and its AdamW (parameters and two moments, fp32), one process, one real server: Ceph's
-gateway on loopback, installed where that is possible, or what the `AWS_*` variables and
-`BENCH_BUCKET` name. Per round each contender puts and gets once, in shuffled order. `ours` is the
-whole way through the Checkpointer, with digests, manifest and fence, and back into the live
-tensors; the peers put and get one object of as many bytes. What was overwritten or deleted is freed
-between two turns, for the server takes as long for that as for a put. A peer that is not installed,
-or that this server refuses, is left out and named. `MEGAPARAMS` in the environment sets the size,
-30 million by default; `CONTENDERS` names some.
+gateway on loopback, installed where that is possible (release 20, in a root of its own; else the
+machine's), or what the `AWS_*` variables and `BENCH_BUCKET` name. First over https, as buckets are
+reached, then without (`plain_`). Per round each contender puts and gets once, in shuffled order.
+`ours` is the whole way through the Checkpointer, with digests, manifest and fence, and back into
+the live tensors; the peers put and get one object of as many bytes. What was overwritten or deleted
+is freed between two turns, for the server takes as long for that as for a put. A peer that is not
+installed, or that this server refuses, is left out and named. `obstore_unsigned` sends bodies that
+nothing proves, and is no peer. `MEGAPARAMS` in the environment sets the size, 30 million by
+default; `CONTENDERS` names some.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from botocore.session import get_session
 
 from benchmarks.harness import Report, installed
-from benchmarks.peers.buckets import PEERS, Bucket, ours, ready
+from benchmarks.peers.buckets import PEERS, UNPROVED, Bucket, ours, ready
 from benchmarks.peers.rounds import Rounds, medians, ratio, turns, wants
 from benchmarks.peers.training import Training, mega_parameters
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
+from tests.services.newer import newer_ceph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,24 +40,25 @@ _HOUR = 3600
 
 
 def run(rounds: int) -> Report:
-    """Measure every contender `rounds` times in shuffled order."""
-    torch.set_num_threads(1)
+    """Measure every contender `rounds` times in shuffled order, over https and without."""
     training = Training(mega_parameters())
-    with tempfile.TemporaryDirectory(prefix="s3-") as name:
-        folder = Path(name)
-        memory_bytes = max(COPIES_MAX * training.size_bytes, 4 << 30)
-        with bucket_of(folder, memory_bytes) as (bucket, free):
-            return compare(training, bucket, folder, rounds, free)
+    memory_bytes = max(COPIES_MAX * training.size_bytes, 4 << 30)
+    with tempfile.TemporaryDirectory(prefix="s3-") as name, served(memory_bytes) as (ways, free):
+        found = [
+            compare(training, bucket, Path(name), rounds, free, way) for way, bucket in ways.items()
+        ]
+    ratios = {name: value for one in found for name, value in one.ratios.items()}
+    figures = {name: value for one in found for name, value in one.figures.items()}
+    return Report("s3", ratios, figures)
 
 
 @contextmanager
-def bucket_of(folder: Path, memory_bytes: int) -> Iterator[tuple[Bucket, Callable[[], None]]]:
-    """Give a bucket of the server that the environment names, else of one started in ``folder``.
+def served(memory_bytes: int) -> Iterator[tuple[dict[str, Bucket], Callable[[], None]]]:
+    """Give the ways to a bucket by what their figures begin with, and what frees the deleted.
 
-    With it goes what frees all that was deleted there, as far as that can be asked for.
+    It is in the server that the environment names, else in one that is started here.
 
     Args:
-        folder: an empty one.
         memory_bytes: what a server that is started may hold; one that is full only waits.
     """
     if "BENCH_BUCKET" in os.environ:
@@ -65,30 +69,61 @@ def bucket_of(folder: Path, memory_bytes: int) -> Iterator[tuple[Bucket, Callabl
             os.environ["AWS_SECRET_ACCESS_KEY"],
             os.environ.get("AWS_REGION", "us-east-1"),
         )
-        yield named, lambda: None
+        yield {"": named}, lambda: None
         return
-    problem = why_impossible()
-    if problem:
-        raise SystemExit(f"no S3 server: {problem}")
-    place = folder / "server"
-    place.mkdir()
-    with Ceph(place, memory_bytes, _HOUR) as server:
-        made = Bucket("benchmark", server.endpoint, KEY, SECRET)
-        client = get_session().create_client(
-            "s3",
-            endpoint_url=made.endpoint,
-            aws_access_key_id=made.key,
-            aws_secret_access_key=made.secret,
-            region_name=made.region,
-        )
-        client.create_bucket(Bucket=made.name)
-        yield made, server.free
+    with started(memory_bytes) as server:
+        plain = Bucket("benchmark", server.endpoint, KEY, SECRET, prefix="plain-")
+        authority = str(server.certificate.authority)
+        over_tls = replace(plain, endpoint=server.tls_endpoint, authority=authority, prefix="tls-")
+        client_of(plain).create_bucket(Bucket=plain.name)
+        yield {"": over_tls, "plain_": plain}, server.free
+
+
+@contextmanager
+def started(memory_bytes: int) -> Iterator[Ceph]:
+    """Start a server: one that knows checksums if it is to be had."""
+    root, lacking = newer_ceph()
+    if lacking:
+        root, problem = Path("/"), why_impossible()
+        if problem:
+            raise SystemExit(f"no S3 server: {lacking}; {problem}")
+    with (
+        tempfile.TemporaryDirectory(prefix="s3-", dir=root / "tmp") as folder,
+        Ceph(Path(folder), memory_bytes, _HOUR, root) as server,
+    ):
+        yield server
+
+
+def client_of(bucket: Bucket) -> Any:
+    """Return a client of the server, to make buckets and to empty them."""
+    return get_session().create_client(
+        "s3",
+        endpoint_url=bucket.endpoint,
+        aws_access_key_id=bucket.key,
+        aws_secret_access_key=bucket.secret,
+        region_name=bucket.region,
+        verify=bucket.authority or None,
+    )
 
 
 def compare(
-    training: Training, bucket: Bucket, folder: Path, rounds: int, free: Callable[[], None]
+    training: Training,
+    bucket: Bucket,
+    folder: Path,
+    rounds: int,
+    free: Callable[[], None],
+    way: str,
 ) -> Report:
-    """Let ours and every peer take turns in one bucket."""
+    """Let ours and every peer take turns in one bucket; nothing of it is left there.
+
+    Args:
+        training: whose bytes go.
+        bucket: where to.
+        folder: for what a turn leaves.
+        rounds: of every contender.
+        free: gives the server's memory back.
+        way: what the figures begin with.
+    """
     data = memoryview(bytearray(os.urandom(1 << 20)) * -(-training.size_bytes >> 20))
     peers, left_out = ready(data, bucket)
     ways = {name: one for name, one in peers.items() if wants(name)}
@@ -100,22 +135,38 @@ def compare(
     contenders = {}
     for name, one in ways.items():
         contenders |= one.contenders(name)
-    return report(turns(contenders, folder, rounds, free), training.size_bytes, left_out)
+    contenders = {
+        name: one for name, one in contenders.items() if name.removesuffix("_down") not in UNPROVED
+    }
+    found = turns(contenders, folder, rounds, free)
+    empty(bucket)
+    free()
+    return report(found, training.size_bytes, left_out, way)
 
 
-def report(found: Rounds, size_bytes: int, left_out: dict[str, str]) -> Report:
-    """Return the ratios of a run."""
+def empty(bucket: Bucket) -> None:
+    """Delete what was put."""
+    client = client_of(bucket)
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name):
+        for one in page.get("Contents", ()):
+            client.delete_object(Bucket=bucket.name, Key=one["Key"])
+
+
+def report(found: Rounds, size_bytes: int, left_out: dict[str, str], way: str) -> Report:
+    """Return the ratios of a run, and their figures, under names that begin with ``way``."""
     ratios: dict[str, float] = {}
-    for way, name in (("up", "upload"), ("down", "download")):
-        mine = f"ours_{way}_took"
+    proved = PEERS.keys() - UNPROVED
+    for there, what in (("up", "upload"), ("down", "download")):
+        mine, name = f"ours_{there}_took", f"{way}{what}"
         against = {
-            peer: ratio(found, f"{peer}_{way}_took", mine)
+            peer: ratio(found, f"{peer}_{there}_took", mine)
             for peer in (*PEERS, "ours_s3fs")
-            if f"{peer}_{way}_took" in found[0] and mine in found[0]
+            if f"{peer}_{there}_took" in found[0] and mine in found[0]
         }
-        best = min((value for peer, value in against.items() if peer in PEERS), default=None)
+        best = min((value for peer, value in against.items() if peer in proved), default=None)
         if best is not None:
             ratios[f"{name}_throughput_over_best_peer"] = best
         ratios |= {f"{name}_throughput_over_{peer}": value for peer, value in against.items()}
-    notes = {"rounds": len(found), "state_mib": size_bytes >> 20, "left_out": left_out}
-    return Report("s3", ratios, {**notes, **medians(found)})
+    notes = {"rounds": len(found), "state_mib": size_bytes >> 20, f"{way}left_out": left_out}
+    figures = {f"{way}{name}": value for name, value in medians(found).items()}
+    return Report("s3", ratios, {**notes, **figures})

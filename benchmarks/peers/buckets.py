@@ -12,7 +12,8 @@ import io
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import installed
 from benchmarks.peers.rounds import Contender, Figures, timed
@@ -30,7 +31,6 @@ from resilient.vault.registry.catalog import committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from benchmarks.peers.training import Training
 
@@ -47,6 +47,8 @@ class Bucket:
         key: the credentials' name.
         secret: and what goes with it.
         region: as a client must call it.
+        authority: PEM file of whom to trust for https, if not the machine's own authorities.
+        prefix: of our checkpoints.
     """
 
     name: str
@@ -54,10 +56,13 @@ class Bucket:
     key: str
     secret: str = field(repr=False)
     region: str = "us-east-1"
+    authority: str = ""
+    prefix: str = ""
 
     def options(self, client: str = "") -> dict[str, object]:
         """Return our storage options."""
         return {
+            "ca_file": self.authority,
             "endpoint": self.endpoint,
             "region": self.region,
             "key": self.key,
@@ -84,7 +89,7 @@ class Ways:
 
 def ours(training: Training, bucket: Bucket, client: str) -> Ways:
     """Save with a Checkpointer that keeps one checkpoint, and read what it committed."""
-    url, options = f"s3://{bucket.name}/ours-{client}", bucket.options(client)
+    url, options = f"s3://{bucket.name}/{bucket.prefix}ours-{client}", bucket.options(client)
     took: list[float] = []
 
     def listen(_record: Mapping[str, object], event: Event) -> None:
@@ -113,18 +118,28 @@ def ours(training: Training, bucket: Bucket, client: str) -> Ways:
     return Ways(put, lambda: timed(load_all))
 
 
-def obstore_of(data: memoryview, bucket: Bucket) -> Ways:
-    """One ``put`` in parts; one ``get``, or ranges by ``open_reader``, whichever is faster."""
+def obstore_of(data: memoryview, bucket: Bucket, *, unsigned: bool = False) -> Ways:
+    """One ``put`` in parts; one ``get``, or ranges by ``open_reader``, whichever is faster.
+
+    Args:
+        data: what to put.
+        bucket: where to.
+        unsigned: send bodies that nothing proves.
+    """
     import obstore
     from obstore.store import S3Store
 
+    trust: dict[str, Any] = {}
+    if bucket.authority:
+        trust["root_certificate"] = Path(bucket.authority).read_bytes()
     store = S3Store(
         bucket.name,
         endpoint=bucket.endpoint,
         region=bucket.region,
         access_key_id=bucket.key,
         secret_access_key=bucket.secret,
-        client_options={"allow_http": True, "timeout": "120s"},
+        unsigned_payload=unsigned,
+        client_options={"allow_http": True, "timeout": "120s", **trust},
     )
 
     def put() -> None:
@@ -151,6 +166,7 @@ def s3fs_of(data: memoryview, bucket: Bucket) -> Ways:
         secret=bucket.secret,
         endpoint_url=bucket.endpoint,
         use_listings_cache=False,
+        client_kwargs={"verify": bucket.authority or None},
     )
     path, content = f"{bucket.name}/s3fs", bytes(data)
     starts = list(range(0, len(data), PARTS.part_bytes))
@@ -180,6 +196,7 @@ def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
         aws_access_key_id=bucket.key,
         aws_secret_access_key=bucket.secret,
         region_name=bucket.region,
+        verify=bucket.authority or None,
         # The server here does not know the checksums that newer releases add.
         config=Config(
             s3={"addressing_style": "path"},
@@ -231,12 +248,15 @@ def s3torchconnector_of(data: memoryview, bucket: Bucket) -> Ways:
     return Ways(lambda: timed(put), lambda: timed(get))
 
 
-PEERS = {
+PEERS: dict[str, Callable[[memoryview, Bucket], Ways]] = {
     "obstore": obstore_of,
+    "obstore_unsigned": partial(obstore_of, unsigned=True),
     "s3fs": s3fs_of,
     "boto3": boto3_of,
     "s3torchconnector": s3torchconnector_of,
 }
+UNPROVED = frozenset({"obstore_unsigned"})
+"""Whose bodies go to the server with nothing that it could hold against what arrives."""
 
 
 def ready(data: memoryview, bucket: Bucket) -> tuple[dict[str, Ways], dict[str, str]]:
@@ -249,7 +269,7 @@ def ready(data: memoryview, bucket: Bucket) -> tuple[dict[str, Ways], dict[str, 
     found: dict[str, Ways] = {}
     left_out: dict[str, str] = {}
     for name, make in PEERS.items():
-        if not installed(name):
+        if not installed(name.removesuffix("_unsigned")):
             left_out[name] = "not installed"
             continue
         try:

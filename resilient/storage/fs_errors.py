@@ -37,6 +37,7 @@ _BY_CODE: dict[str, type[StoreError]] = {
     "NoSuchBucket": StoreError,
     "RequestTimeout": StoreUnavailable,
     "SlowDown": StoreUnavailable,
+    "XAmzContentChecksumMismatch": StoreUnavailable,
     "XAmzContentSHA256Mismatch": StoreUnavailable,
 }
 _BY_STATUS: dict[int, type[StoreError]] = {

@@ -12,6 +12,8 @@
 ``part_bytes``      least size of one part of a large object (32 MiB with obstore, 16 MiB with
                     s3fs); parts are of equal size
 ``parts_in_flight`` parts on their way at once: per store (obstore), per transfer (s3fs) (8)
+``sign_bodies``     true: sign the SHA-256 of large bodies over https too, also where the server
+                    holds a checksum against them
 ==================  ==============================================================
 
 What is not given, both clients take from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
@@ -77,6 +79,7 @@ class S3Options:
     request_seconds: float = 60.0
     part_bytes: int = 0
     parts_in_flight: int = Parts().in_flight
+    sign_bodies: bool = False
     for_s3fs: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def parts(self, part_bytes: int) -> Parts:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY = hashlib.sha256(b"").hexdigest()
 """Digest of no body."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,12 @@ def query_of(arguments: Mapping[str, str]) -> str:
 
 
 def signed_headers(
-    method: str, url: str, who: Credentials, now: datetime, body_digest: str = EMPTY
+    method: str,
+    url: str,
+    who: Credentials,
+    now: datetime,
+    body_digest: str = EMPTY,
+    more: Mapping[str, str] = NOTHING,
 ) -> dict[str, str]:
     """Return the headers with which ``url`` may be asked for.
 
@@ -69,10 +76,16 @@ def signed_headers(
         who: signs.
         now: the present time, UTC; servers accept 15 minutes of difference.
         body_digest: SHA-256 of the body, in hexadecimal digits; the server refuses another body.
+        more: headers that are signed as well; names in lower case.
     """
     parts = urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
-    headers = {"host": parts.netloc, "x-amz-content-sha256": body_digest, "x-amz-date": stamp}
+    headers = {
+        "host": parts.netloc,
+        "x-amz-content-sha256": body_digest,
+        "x-amz-date": stamp,
+        **more,
+    }
     if who.token:
         headers["x-amz-security-token"] = who.token
     names = ";".join(sorted(headers))

@@ -8,12 +8,14 @@ memory that asked, and is filled from it.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
 from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
 from resilient.storage.pool import each
+from resilient.storage.s3_proofs import ALGORITHM, ALGORITHM_HEADER, SUM_HEADER
 from resilient.storage.s3_wire import PIECE_BYTES, WIRE_ERRORS, Asked, field_of, kind_of_silence
 
 if TYPE_CHECKING:
@@ -26,6 +28,56 @@ if TYPE_CHECKING:
 _PARTIAL, _NOT_FOUND, _NOT_SATISFIABLE = 206, 404, 416
 _REDIRECTED = range(300, 400)
 _WHOLE = "CompleteMultipartUploadResult"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer to what puts an object.
+
+    Attributes:
+        text: its body.
+        tag: the ETag of what is stored.
+        checksum: of the body that came with the request, if the server held it against that.
+        algorithm: of the checksums that an upload will hold against its parts.
+    """
+
+    text: str
+    tag: str
+    checksum: str
+    algorithm: str
+
+    def line(self, part: int) -> str:
+        """Return how the part with this answer is named when all are joined."""
+        summed = (
+            f"<ChecksumCRC32C>{escape(self.checksum)}</ChecksumCRC32C>" if self.checksum else ""
+        )
+        return (
+            f"<Part><ETag>{escape(self.tag)}</ETag>{summed}<PartNumber>{part}</PartNumber></Part>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An object and how it goes.
+
+    Attributes:
+        view: its bytes.
+        part_bytes: of each part but the last.
+        in_flight: how many are on their way at once.
+    """
+
+    view: memoryview
+    part_bytes: int
+    in_flight: int
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return -(-len(self.view) // self.part_bytes)
+
+    def part(self, number: int) -> memoryview:
+        """Return a part's bytes; the first is 1."""
+        return self.view[(number - 1) * self.part_bytes : number * self.part_bytes]
 
 
 class Redirected(Exception):
@@ -42,7 +94,7 @@ class Transfers:
     """
 
     def __init__(self, url: str, wire: Wire, prefix: str) -> None:
-        self._url, self._wire = url, wire
+        self._url, self._wire, self._sums = url, wire, wire.sums
         self._prefix = f"{prefix}/" if prefix else ""
 
     def fill(self, key: str, start: int, room: Room, arrived: Arrived) -> int:
@@ -76,7 +128,7 @@ class Transfers:
     def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
         """Store an object, in parts if it is larger than one.
 
-        Every body's SHA-256 is signed; the server refuses what arrives with another.
+        The server refuses a body that is not the one meant; see :mod:`resilient.storage.s3_proofs`.
 
         Crash: the old object or the new one; parts that nobody sees may be left.
 
@@ -90,46 +142,88 @@ class Transfers:
             StoreError: refused, unreachable, cut or not in time.
             Redirected: ask a library.
         """
-        if len(view) <= part_bytes:
-            self._ask("put", key, Asked("PUT", self._prefix + key, body=view))
+        cut = Cut(view, part_bytes, in_flight)
+        if not self._sums.begin():
+            self._put(key, cut, is_summed=False)
             return
-        begun, _ = self._ask("put", key, Asked("POST", self._prefix + key, {"uploads": ""}))
-        number = field_of("UploadId", begun)
-        if not number:
-            raise self._unsaid("put", key, "UploadId", begun)
+        holds: bool | None = None
         try:
-            self._put_parts(key, number, view, part_bytes, in_flight)
-        except StoreError:
-            # Else they lie there until somebody sweeps. That is all that depends on it.
-            with suppress(StoreError, Redirected):
-                gone = Asked("DELETE", self._prefix + key, {"uploadId": number})
-                self._ask("put", key, gone)
-            raise
+            if not (holds := self._put_summed(key, cut)):
+                holds = None
+                self._put(key, cut, is_summed=False)
+                holds = False
+        finally:
+            self._sums.end(holds=holds)
 
-    def _put_parts(
-        self, key: str, number: str, view: memoryview, part_bytes: int, in_flight: int
-    ) -> None:
+    def _put_summed(self, key: str, cut: Cut) -> bool:
+        """Store an object with checksums; False if that is not for this server."""
+        try:
+            return self._put(key, cut, is_summed=True)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # Some refuse headers that they do not know, and a policy may ask for signatures. If
+            # it is anything else, they say so again.
+            return False
+
+    def _put(self, key: str, cut: Cut, *, is_summed: bool) -> bool:
+        """Store an object, and say whether the server held checksums against every part of it."""
+        if len(cut.view) <= cut.part_bytes:
+            whole = Asked("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
+            return bool(self._ask("put", key, whole).checksum)
+        wanted = {ALGORITHM_HEADER: ALGORITHM} if is_summed else {}
+        begun = self._ask(
+            "put", key, Asked("POST", self._prefix + key, {"uploads": ""}, signed=wanted)
+        )
+        number = field_of("UploadId", begun.text)
+        if not number:
+            raise self._unsaid("put", key, "UploadId", begun.text)
+        try:
+            is_held = begun.algorithm == ALGORITHM or not is_summed
+            if is_held and self._put_parts(key, number, cut, is_summed=is_summed):
+                return True
+        except StoreError:
+            self._abort(key, number)
+            raise
+        self._abort(key, number)
+        return False
+
+    def _abort(self, key: str, number: str) -> None:
+        """Give an upload up: else it lies there until somebody sweeps. No more depends on it."""
+        with suppress(StoreError, Redirected):
+            self._ask("put", key, Asked("DELETE", self._prefix + key, {"uploadId": number}))
+
+    def _put_parts(self, key: str, number: str, cut: Cut, *, is_summed: bool) -> bool:
+        """Put all parts and join them; False if a checksum was not held against one of them."""
         where = self._prefix + key
 
-        def put(part: int) -> str:
+        def put(part: int) -> Said:
             query = {"partNumber": str(part), "uploadId": number}
-            body = view[(part - 1) * part_bytes : part * part_bytes]
-            _, tag = self._ask("put", key, Asked("PUT", where, query, body=body))
-            return f"<Part><PartNumber>{part}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            asked = Asked("PUT", where, query, body=cut.part(part), is_summed=is_summed)
+            return self._ask("put", key, asked)
 
-        tags = each(put, range(1, -(-len(view) // part_bytes) + 1), in_flight)
-        text = f"<CompleteMultipartUpload>{''.join(tags)}</CompleteMultipartUpload>".encode()
+        parts = each(put, range(1, cut.count + 1), cut.in_flight)
+        if is_summed and not all(one.checksum for one in parts):
+            return False
+        lines = "".join(one.line(part) for part, one in enumerate(parts, 1))
+        text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
         whole = Asked("POST", where, {"uploadId": number}, body=memoryview(text))
-        ended, _ = self._ask("put", key, whole)
+        ended = self._ask("put", key, whole).text
         # It may take long, so a server may answer 200 at once, and say later that it failed.
         if _WHOLE not in ended:
             raise self._unsaid("put", key, _WHOLE, ended)
+        return True
 
-    def _ask(self, verb: str, key: str, asked: Asked) -> tuple[str, str]:
-        """Return what the server says, and the ETag in its headers."""
+    def _ask(self, verb: str, key: str, asked: Asked) -> Said:
+        """Return what the server says."""
         with self._answer(verb, key, asked) as answer:
             self._require(answer, verb, key)
-            return answer.text().decode("utf-8", "replace"), answer.header("ETag")
+            return Said(
+                answer.text().decode("utf-8", "replace"),
+                answer.header("ETag"),
+                answer.header(SUM_HEADER) if asked.is_summed else "",
+                answer.header(ALGORITHM_HEADER),
+            )
 
     @contextmanager
     def _answer(self, verb: str, key: str, asked: Asked) -> Iterator[Answer]:

@@ -15,7 +15,6 @@ import weakref
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from hashlib import sha256
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -25,6 +24,7 @@ from xml.sax.saxutils import unescape
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.fs_errors import kind_of_foreign
 from resilient.storage.s3_options import trusted
+from resilient.storage.s3_proofs import Sums, signed, summed
 from resilient.storage.s3_sign import known_credentials, query_of, signed_headers
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Asked:
         method: of HTTP.
         key: in the bucket; the bucket itself if empty.
         query: its arguments.
-        headers: besides those that are signed.
+        headers: that are not signed.
         body: sent from where it lies.
+        signed: headers that are.
+        is_summed: whether a checksum proves the body, and no signature.
     """
 
     method: str
@@ -73,6 +75,8 @@ class Asked:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: memoryview = field(default=memoryview(b""), repr=False)
+    signed: Mapping[str, str] = field(default_factory=dict)
+    is_summed: bool = False
 
 
 class Answer:
@@ -160,6 +164,9 @@ class _Timer:
 class Wire:
     """Connections to one bucket, for any number of threads.
 
+    Attributes:
+        sums: whether its server holds checksums against bodies.
+
     Args:
         bucket: its name.
         options: the endpoint, whom to trust, how long to wait.
@@ -176,6 +183,7 @@ class Wire:
         pem = trusted(options).decode("ascii", "ignore")
         if self._trust and pem:
             self._trust.load_verify_locations(cadata=pem)
+        self.sums = Sums(is_asked=self._trust is not None and not options.sign_bodies)
         # The first body is on its way while the next are digested, not when all of them are.
         self._digesting = threading.Semaphore(max((os.cpu_count() or 1) // 2, 1))
         self._idle: list[HTTPConnection] = []
@@ -214,10 +222,12 @@ class Wire:
             url = f"{url}?{query_of(asked.query)}"
         now = datetime.fromisoformat(self._clock.now_iso())
         with self._digesting:
-            digest = sha256(asked.body).hexdigest()
+            proof = summed(asked.body) if asked.is_summed else signed(asked.body)
         target = url.removeprefix(self._origin)
         connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
-        headers = signed_headers(asked.method, url, self._who, now, digest) | dict(asked.headers)
+        more = {**asked.signed, **proof.headers}
+        headers = signed_headers(asked.method, url, self._who, now, proof.digest, more)
+        headers |= asked.headers
         if asked.body or asked.method in ("PUT", "POST"):
             headers["content-length"] = str(len(asked.body))
         for name, value in headers.items():

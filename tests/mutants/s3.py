@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "a part is joined in another's place",
         "resilient/storage/s3_transfers.py",
-        "range(1, -(-len(view) // part_bytes) + 1)",
-        "range(-(-len(view) // part_bytes), 0, -1)",
+        "range(1, cut.count + 1)",
+        "range(cut.count, 0, -1)",
         _WIRE + " -k order",
     ),
     Mutant(
@@ -112,9 +112,44 @@ MUTANTS = [
     Mutant(
         "an upload that failed is left behind",
         "resilient/storage/s3_transfers.py",
-        '                self._ask("put", key, gone)\n',
-        "                pass\n",
+        """self._ask("put", key, Asked("DELETE", self._prefix + key, {"uploadId": number}))\n""",
+        "pass\n",
         _WIRE + " -k come_to_nothing",
+    ),
+    Mutant(
+        "a checksum that nobody said again stands for a signature",
+        "resilient/storage/s3_transfers.py",
+        '            return bool(self._ask("put", key, whole).checksum)\n',
+        '            return bool(self._ask("put", key, whole)) and is_summed\n',
+        _WIRE + " -k same_body_signed",
+    ),
+    Mutant(
+        "parts that no checksum was held against are joined",
+        "resilient/storage/s3_transfers.py",
+        "        if is_summed and not all(one.checksum for one in parts):\n",
+        "        if is_summed and not any(one.checksum for one in parts):\n",
+        _WIRE + " -k begun_anew",
+    ),
+    Mutant(
+        "a server that refuses checksums is asked each time",
+        "resilient/storage/s3_transfers.py",
+        "                holds = False\n",
+        "                holds = None\n",
+        _WIRE + " -k same_body_signed",
+    ),
+    Mutant(
+        "an outage is taken for a server without checksums",
+        "resilient/storage/s3_transfers.py",
+        "        except StoreUnavailable:\n            raise\n        except StoreError:",
+        "        except StoreError:",
+        _WIRE + " -k outage",
+    ),
+    Mutant(
+        "the checksum is not signed",
+        "resilient/storage/s3_wire.py",
+        "        more = {**asked.signed, **proof.headers}\n",
+        "        more = {**asked.signed}\n",
+        _WIRE + " -k says_again",
     ),
     Mutant(
         "a whole object is taken for a range of it",
@@ -147,8 +182,8 @@ MUTANTS = [
     Mutant(
         "a body is sent without its digest",
         "resilient/storage/s3_wire.py",
-        "digest = sha256(asked.body).hexdigest()",
-        'digest = "UNSIGNED-PAYLOAD"',
+        "summed(asked.body) if asked.is_summed else signed(asked.body)",
+        "summed(asked.body)",
         _WIRE + " -k its_digest",
     ),
     Mutant(

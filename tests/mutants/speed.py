@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "a region that goes on in the next chunk is digested up to there",
         "resilient/format/digest.py",
-        "            if last > stop:\n                break\n",
+        "                if last > end:\n                    break\n",
         "",
         "tests/unit/format/test_digest.py",
     ),

@@ -75,11 +75,21 @@ def server():
         yield running
 
 
+@pytest.fixture(scope="session")
+def bucket_of():
+    """What makes a new bucket of a server."""
+
+    def new_bucket(server):
+        made = Bucket(f"test-{uuid.uuid4().hex[:12]}", server)
+        made.admin.create_bucket(Bucket=made.name)
+        return made
+
+    return new_bucket
+
+
 @pytest.fixture
-def bucket(server):
-    made = Bucket(f"test-{uuid.uuid4().hex[:12]}", server)
-    made.admin.create_bucket(Bucket=made.name)
-    return made
+def bucket(server, bucket_of):
+    return bucket_of(server)
 
 
 @pytest.fixture

@@ -91,9 +91,10 @@ class Ceph:
     """A server with its daemons; stops only what it started.
 
     Args:
-        folder: empty; everything is kept there.
+        folder: empty; everything is kept there. Below ``root`` if there is one.
         memory_bytes: what it may hold; when it is full it only waits.
         free_seconds: after so long the memory of what was overwritten or deleted is given back.
+        root: of another Debian in which the programs are; this machine's own by default.
 
     Attributes:
         port: of the S3 endpoint, the same after a restart.
@@ -101,27 +102,34 @@ class Ceph:
         certificate: what it shows there, and whom to trust for it.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int = 4 << 30, free_seconds: int = 5) -> None:
-        self._folder = folder
-        self._configuration = folder / "ceph.conf"
+    def __init__(
+        self,
+        folder: Path,
+        memory_bytes: int = 4 << 30,
+        free_seconds: int = 5,
+        root: Path = Path("/"),
+    ) -> None:
+        self._folder, self._root = folder, root
+        # As the daemons see it.
+        inside = self._inside = Path("/") / folder.relative_to(root)
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = ExitStack()
         self.port, self.tls_port, monitor, monitor_old = self._ports.enter_context(held_ports(4))
         self.certificate = make_certificate(folder / "tls")
         self._fsid = str(uuid.uuid4())
         self._monitors = f"[v2:127.0.0.1:{monitor},v1:127.0.0.1:{monitor_old}]"
-        self._configuration.write_text(
+        (folder / "ceph.conf").write_text(
             CONFIGURATION.format(
                 fsid=self._fsid,
                 monitor=monitor,
                 monitor_old=monitor_old,
-                folder=folder,
+                folder=inside,
                 memory_bytes=memory_bytes,
                 free_seconds=free_seconds,
                 gateway=self.port,
                 tls=f"ssl_endpoint=127.0.0.1:{self.tls_port} "
-                f"ssl_certificate={self.certificate.certificate} "
-                f"ssl_private_key={self.certificate.key}",
+                f"ssl_certificate={inside / 'tls' / self.certificate.certificate.name} "
+                f"ssl_private_key={inside / 'tls' / self.certificate.key.name}",
             )
         )
 
@@ -147,10 +155,10 @@ class Ceph:
         self.stop()
 
     def _start(self) -> None:
-        data = {name: self._folder / name for name in ("mon", "osd")}
-        for one in data.values():
-            one.mkdir()
-        osd, where = str(uuid.uuid4()), f"{self._folder}/monmap"
+        data = {name: self._inside / name for name in ("mon", "osd")}
+        for name in data:
+            (self._folder / name).mkdir()
+        osd, where = str(uuid.uuid4()), f"{self._inside}/monmap"
         monitor = ("-i", "a", "--mon-data", f"{data['mon']}")
         storage = ("-i", "0", "--osd-data", f"{data['osd']}")
         self._run(
@@ -198,20 +206,25 @@ class Ceph:
         self._ports.close()
 
     def _run(self, program: str, *arguments: str) -> None:
-        given = () if program == "monmaptool" else ("-c", str(self._configuration))
-        command = [program, *given, *arguments]
+        configured = program != "monmaptool"
+        command = self._command(program, *arguments, configured=configured)
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, f"{program}: {done.stdout} {done.stderr}"
 
     def _spawn(self, program: str, *arguments: str) -> None:
         with (self._folder / f"{program}.out").open("ab") as said:
             self._daemons[program] = subprocess.Popen(
-                [program, "-c", str(self._configuration), *arguments],
+                self._command(program, *arguments),
                 stdout=said,
                 stderr=said,
                 # Signals to the terminal's group are for the tests, not for their server.
                 start_new_session=True,
             )
+
+    def _command(self, program: str, *arguments: str, configured: bool = True) -> list[str]:
+        elsewhere = () if self._root == Path("/") else ("chroot", str(self._root))
+        given = ("-c", f"{self._inside}/ceph.conf") if configured else ()
+        return [*elsewhere, program, *given, *arguments]
 
     def _said(self, program: str) -> str:
         return (self._folder / f"{program}.out").read_text()[-500:]

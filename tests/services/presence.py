@@ -11,7 +11,7 @@ import os
 import pytest
 
 VARIABLE = "TEST_SERVICES"
-SERVICES = ("browser", "ceph", "kubectl", "kustomize", "netns", "slurm")
+SERVICES = ("browser", "ceph", "ceph20", "kubectl", "kustomize", "netns", "slurm")
 
 
 def require(service: str, problem: str) -> None:
