@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SUITE, MIRROR = "testing", "http://deb.debian.org/debian"
 CEPH_PACKAGES = ("ceph-mon", "ceph-osd", "radosgw", "ceph-common")
-_PATIENCE_SECONDS = 600
+_PATIENCE_SECONDS = 180
 _OPTIONS = (
     "--variant=apt",
     '--aptopt=APT::Install-Recommends "false"',
