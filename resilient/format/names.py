@@ -18,6 +18,7 @@
     checkpoint-120-g3/trainer_state.json
     checkpoint-120-g3/parity-0-1.r00000.parity
     checkpoint-120-g3/signature-8c1f0a52b67d934e.json
+    checkpoint-120-g3/aside-5e1d07c2a94f-state.json   what a repair replaced; means nothing
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ STEP_MAX = 10**18 - 1
 """The greatest step that the name of a checkpoint can say."""
 
 _ROOT_LENGTH = 16
+_ASIDE_LENGTH = 12
+_ASIDE_NAME_MAX = 160
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
 _SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
@@ -199,6 +202,16 @@ def is_file_name(name: str) -> bool:
 def signature_name(root: str) -> str:
     """Return the file that signs the manifest with this root."""
     return f"signature-{root[:_ROOT_LENGTH]}.json"
+
+
+def aside_name(name: str, digest: str) -> str:
+    """Return the name under which a damaged file of ours is kept once a whole one replaces it.
+
+    Args:
+        name: the file's, without a folder.
+        digest: of what is kept, so that other damage has another name.
+    """
+    return f"aside-{digest[:_ASIDE_LENGTH]}-{name[-_ASIDE_NAME_MAX:]}"
 
 
 def shard_name(part: str, rank: int, number: int | None = None) -> str:

@@ -46,6 +46,20 @@ def test_it_mends_and_reads_as_in_the_transcript(repo, call, matches):
     assert call("ckpt", "verify", "--all", repo).status == 0
 
 
+def test_what_was_damaged_is_kept_beside_it_until_the_checkpoint_is_pruned(repo, call, matches):
+    whole = contents(repo)
+    flip_bit(repo / NEWEST / MODEL)
+    flip_bit(repo / NEWEST / "manifest.json", offset=40)
+    damaged = contents(repo)
+    matches("repair-kept", call("ckpt", "repair", "latest", repo, "--apply"), repo)
+    kept = {path: data for path, data in contents(repo).items() if path not in whole}
+    assert {path.name.split("-", 2)[2] for path in kept} == {MODEL, "manifest.json"}
+    assert all(path.parent.name == NEWEST for path in kept)
+    assert set(kept.values()) == {damaged[path] for path in whole if damaged[path] != whole[path]}
+    assert {**whole, **kept} == contents(repo)
+    assert call("ckpt", "verify", "--all", repo).status == 0
+
+
 def test_inspect_says_what_may_be_lost(repo, call):
     outcome = call("ckpt", "inspect", "latest", repo)
     shares = "model.r00000.safetensors, optimizer.r00000.safetensors, state.json, "
@@ -102,7 +116,7 @@ def test_another_repository_is_as_good_as_parity(plain, tmp_path, call):
     flip_bit(copy / NEWEST / MODEL, offset=-1)
     flip_bit(plain / NEWEST / "manifest.json", offset=40)
     assert call("ckpt", "repair", NEWEST, plain, "--from", copy, "--apply").status == 0
-    assert contents(plain) == whole
+    assert {path: data for path, data in contents(plain).items() if path in whole} == whole
 
 
 def test_lost_parity_is_damage_although_training_can_resume(repo, call, matches):

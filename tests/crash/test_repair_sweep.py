@@ -47,12 +47,23 @@ def repair(store, *, gone: bool) -> None:
     carry_out_repair(store, plan_repair(store, DAMAGED, undelete=gone))
 
 
+def beside(store, *, asides: bool) -> dict[str, bytes]:
+    """Return what a repair has kept of damaged files, or everything else."""
+    return {key: data for key, data in store.objects.items() if ("/aside-" in key) == asides}
+
+
 def violations(store, before) -> list[str]:
     """Return what is worse than before, or neither what it was nor whole."""
     found = [
         f"{key} is neither what it was nor whole"
-        for key, data in store.objects.items()
+        for key, data in beside(store, asides=False).items()
         if data not in (before.get(key), WHOLE.get(key))
+    ]
+    kept = list(beside(store, asides=True).values())
+    found += [
+        f"{key} was damaged, and is lost"
+        for key, data in before.items()
+        if store.objects.get(key) != data and data not in kept
     ]
     found += [f"{key} is gone" for key in before if key not in store.objects]
     if any(store.objects.get(key) != content for key, content in FOREIGN.items()):
@@ -85,8 +96,13 @@ def test_a_crash_anywhere_in_a_repair_makes_nothing_worse_and_the_repair_again_e
             repair(FaultyStore(store, plan), gone=gone)
         found += [(plan, one) for one in violations(store, before)]
         repair(store, gone=gone and DAMAGED not in committed(store))
-        if store.objects != WHOLE:
+        if beside(store, asides=False) != WHOLE:
             found.append((plan, "the repair again did not end it"))
+        kept = beside(store, asides=True)
+        if sorted(kept.values()) != sorted(
+            data for key, data in before.items() if data not in WHOLE.values()
+        ):
+            found.append((plan, f"kept is {sorted(kept)}"))
     count_states(len(plans), len(found))
     assert not found, found[:5]
     assert lineage(store).candidates[0] == DAMAGED

@@ -36,8 +36,15 @@ def keys_of(store) -> list[str]:
 
 
 def repair(store, *others, **options):
+    """Repair, and take away what it kept of damaged files, once that is what they were."""
+    before = dict(store.objects)
     plan = plan_repair(store, CHECKPOINT, others, **options)
-    carry_out_repair(store, plan, others)
+    kept = carry_out_repair(store, plan, others)
+    replaced = {key for key, data in before.items() if store.objects[key] != data}
+    of_files = {CHECKPOINT.key(name): aside for name, aside in kept.items() if plan.manifest}
+    assert set(of_files) == replaced
+    for key, aside in of_files.items():
+        assert store.objects.pop(aside) == before[key]
     return plan
 
 

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 FILES = "tests/unit/mending/test_files.py"
 RUNS = "tests/unit/mending/test_runs.py"
+SWEEP = "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair"
 COPIES = "tests/unit/vault/test_repair_from_copies.py"
 
 MUTANTS = [
@@ -99,5 +100,26 @@ MUTANTS = [
         "    near += siblings_of(store, manifest) if found else []\n",
         "",
         f"{COPIES} -k did_not_change",
+    ),
+    Mutant(
+        "a damaged file is replaced before it is kept",
+        "resilient/vault/health/aside.py",
+        "        store.put(kept, damaged)\n    store.put(key, data)\n",
+        "    store.put(key, data)\n    if kept:\n        store.put(kept, damaged)\n",
+        SWEEP,
+    ),
+    Mutant(
+        "other damage takes the place of what was kept before",
+        "resilient/vault/health/aside.py",
+        "digest_bytes(damaged)))",
+        "digest_bytes(data)))",
+        f"{COPIES} -k goes_with_its",
+    ),
+    Mutant(
+        "damage of an older folder's file is kept in that folder",
+        "resilient/vault/health/aside.py",
+        'kept = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))',
+        'kept = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged))',
+        f"{COPIES} -k older_checkpoint",
     ),
 ]

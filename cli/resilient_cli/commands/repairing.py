@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
     from resilient.train.interop.rebuilding import Rebuilt
+    from resilient.vault.health.repair import RepairPlan
 
 DAMAGE_LEFT = 1
 
@@ -82,8 +83,9 @@ def repair(  # noqa: PLR0913 - the options of a command
     """Show how a damaged checkpoint can be made whole, and what cannot be; --apply does it.
 
     Files of ours are made whole from parity, or from another repository: every byte is proved
-    against the manifest before it is put, and what is whole is not touched. Exit code 0: it is
-    whole then. 1: something is lost, and an intact checkpoint remains to resume from. 3: none does.
+    against the manifest before it is put, and what is whole is not touched. What was damaged stays
+    beside it as aside-..., until the checkpoint is pruned. Exit code 0: it is whole then. 1:
+    something is lost, and an intact checkpoint remains to resume from. 3: none does.
 
     A lone path or URL may also be a checkpoint of another tool (docs/layouts.md). It is only read:
     what is mended is a new checkpoint, proved before it is written, and what is lost is named. Of
@@ -122,17 +124,20 @@ def repair(  # noqa: PLR0913 - the options of a command
         of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
         reader = ToldStore(store, told, of_bytes)
         plan = plan_repair(reader, checkpoint, others, undelete=undelete)
-    if is_done:
-        with Waiting("repairing"):
-            carry_out_repair(store, plan, others)
+    aside = _carry_out(store, plan, others) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
-    show(repairing(store.url, plan, resume, done=is_done), output_of(ctx))
+    show(repairing(store.url, plan, resume, done=is_done, aside=aside), output_of(ctx))
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",
             hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str, str]:
+    with Waiting("repairing"):
+        return carry_out_repair(store, plan, others)
 
 
 def _is_of_others(url: str) -> bool:

@@ -10,14 +10,21 @@ from resilient_cli.render import Answer, Table
 from resilient_cli.views.words import NONE, count, folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from resilient.format.names import CheckpointId
     from resilient.train.interop.rebuilding import Rebuilt
     from resilient.vault.health.repair import Fix, Loss, RepairPlan
 
 
-def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Answer:
+def repairing(
+    url: str,
+    plan: RepairPlan,
+    resume: CheckpointId | None,
+    *,
+    done: bool,
+    aside: Mapping[str, str],
+) -> Answer:
     """Return the answer of ``ckpt repair``.
 
     Args:
@@ -25,6 +32,7 @@ def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: 
         plan: what can be made whole and what cannot.
         resume: what training can resume from; None was not asked for, or is none.
         done: whether the plan was carried out.
+        aside: where what was damaged is kept, by file name.
     """
     document = {
         "repository": url,
@@ -37,12 +45,14 @@ def repairing(url: str, plan: RepairPlan, resume: CheckpointId | None, *, done: 
         "whole_tensors": list(plan.whole_tensors),
         "parts": plan.parts,
         "resume": folder(resume),
+        "aside": dict(aside),
     }
     verdict = "rebuilt" if done else "rebuild"
     rows = [*(_fix(one, verdict) for one in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
     ids = tuple(one.file for one in plan.fixes)
-    blocks: tuple[Table | str, ...] = (table, *_lines(plan, resume, done=done))
+    lines = [*_lines(plan, resume, done=done), *_kept(aside)]
+    blocks: tuple[Table | str, ...] = (table, *lines)
     return Answer("ckpt.repair", "repair", document, blocks, ids)
 
 
@@ -79,6 +89,14 @@ def _lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iter
         return
     yield from _salvage(plan)
     yield f"Training can resume from {resume}." if resume else "Training cannot resume."
+
+
+def _kept(aside: Mapping[str, str]) -> Iterator[str]:
+    """Say where what was damaged can be found; of files that were missing there is nothing."""
+    if aside:
+        yield (
+            f"What was damaged is kept until the checkpoint is pruned: {', '.join(aside.values())}."
+        )
 
 
 def _salvage(plan: RepairPlan) -> Iterator[str]:

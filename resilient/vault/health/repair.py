@@ -1,8 +1,8 @@
 """Findings to a plan (reads only), and the plan carried out: whole files take damaged ones' place.
 
 Nothing is put that was not proved against the manifest, each file by one atomic put under the
-key that it always had, the manifest itself last. So a repair never makes anything worse, may end
-anywhere, and may be run again.
+key that it always had, the manifest itself last; what was damaged is kept beside it. So a repair
+never makes anything worse, may end anywhere, and may be run again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from resilient.format.manifest import decode
 from resilient.format.names import MANIFEST, MANIFEST_COPY
 from resilient.vault.access.damage import tensors_hit
 from resilient.vault.access.fetch import fetch
+from resilient.vault.health.aside import put_whole
 from resilient.vault.health.siblings import siblings_of
 from resilient.vault.health.verify import copy_problem, damages
 from resilient.vault.reading.mend import can_mend, find_chunk, mend_file
@@ -174,15 +175,21 @@ def plan_repair(
     return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), gone)
 
 
-def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> None:
+def carry_out_repair(
+    store: Store, plan: RepairPlan, others: Sequence[Store] = ()
+) -> dict[str, str]:
     """Put every file that can be made whole, proved; a checkpoint that was gone only if all can.
 
-    Crash: each file is what it was or whole; the same repair again goes on from there.
+    Crash: each file is what it was or whole, and then what it was is beside it; the same repair
+    again goes on from there.
 
     Args:
         store: the repository.
         plan: what :func:`plan_repair` returned for it.
         others: as for the plan.
+
+    Returns:
+        By file name the key under which what was damaged is kept; what was missing is not there.
 
     Raises:
         NothingToResume: the checkpoint was let go meanwhile; no file was put since.
@@ -190,10 +197,9 @@ def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = (
         StoreError: a store failed.
     """
     manifest, checkpoint = plan.manifest, plan.checkpoint
-    if manifest is None:
-        return
-    if plan.is_gone and not plan.is_whole:
-        return
+    kept: dict[str, str] = {}
+    if manifest is None or (plan.is_gone and not plan.is_whole):
+        return kept
     places: list[Store | Sibling] = [store, *others, *siblings_of(store, manifest)]
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
@@ -201,21 +207,24 @@ def carry_out_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = (
                 f"{checkpoint} was let go while it was repaired",
                 hint=f"resilient ckpt ls {store.url}",
             )
-        if fix.file == MANIFEST:
-            _put_manifest(store, plan)
-        elif fix.file == MANIFEST_COPY:
-            store.put(checkpoint.copy_key, plan.manifest_bytes or _bytes_of(store, checkpoint))
-        else:
-            data = mend_file(places, manifest, manifest.file(fix.file))
-            store.put(manifest.key(fix.file), data)
+        key, data = _whole(store, places, plan, fix.file)
+        if plan.is_gone and fix.file == MANIFEST:
+            create_record(store, key, data)
+            continue
+        aside = put_whole(store, checkpoint, key, data)
+        if aside:
+            kept[fix.file] = aside
+    return kept
 
 
-def _put_manifest(store: Store, plan: RepairPlan) -> None:
-    assert plan.manifest_bytes is not None, "a fix of the manifest has its bytes"  # noqa: S101
-    if plan.is_gone:
-        create_record(store, plan.checkpoint.manifest_key, plan.manifest_bytes)
-    else:
-        store.put(plan.checkpoint.manifest_key, plan.manifest_bytes)
+def _whole(
+    store: Store, places: Sequence[Store | Sibling], plan: RepairPlan, file: str
+) -> tuple[str, bytes]:
+    """Return the key of a file that a plan mends, and what it should be, proved."""
+    manifest = plan.manifest
+    if manifest is not None and file not in (MANIFEST, MANIFEST_COPY):
+        return manifest.key(file), mend_file(places, manifest, manifest.file(file))
+    return plan.checkpoint.key(file), plan.manifest_bytes or _bytes_of(store, plan.checkpoint)
 
 
 def _is_there(store: Store, checkpoint: CheckpointId) -> bool:

@@ -9,13 +9,16 @@ from manifests import begin, empty_manifest, save
 from resilient.errors import NothingToResume
 from resilient.format.digest import CHUNK_BYTES
 from resilient.format.manifest import PartEntry
-from resilient.format.names import CheckpointId
+from resilient.format.names import CheckpointId, aside_name, is_file_name, parse_checkpoint
 from resilient.format.shard import HostFile
 from resilient.testing.memory import MemoryStore
+from resilient.vault.health.aside import put_whole
 from resilient.vault.health.repair import carry_out_repair, plan_repair
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.commit import commit, gather_receipts
+from resilient.vault.registry.retention import Retention
+from resilient.vault.rotation.rotate import rotate
 from resilient.vault.saving.write import write
 
 
@@ -149,6 +152,37 @@ def test_a_manifest_is_taken_from_elsewhere_only_if_the_life_is_the_same(state):
     assert store.objects == before
     assert repair(store, same, **options).is_whole
     assert store.objects == whole
+
+
+def test_what_was_damaged_is_kept_and_goes_with_its_checkpoint():
+    store = saved(1)
+    whole = dict(store.objects)
+    flip(store, MODEL, 900)
+    damaged = store.objects[MODEL]
+    kept = carry_out_repair(store, plan_repair(store, CHECKPOINT))
+    flip(store, MODEL, 900)
+    assert carry_out_repair(store, plan_repair(store, CHECKPOINT)) == kept, "once is enough"
+    flip(store, MODEL, 901)
+    assert carry_out_repair(store, plan_repair(store, CHECKPOINT)) != kept, "it is other damage"
+    (aside,) = kept.values()
+    assert (kept.keys(), aside.split("/")[0]) == ({"model.r00000.safetensors"}, CHECKPOINT.folder)
+    assert store.objects[aside] == damaged
+    assert verify(store, CHECKPOINT) == []
+    assert whole.items() <= store.objects.items()
+    newer = save(store, CheckpointId(1, 8))
+    rotate(store, Retention(keep_last=1), 1, written=newer)
+    assert not any(key.startswith(CHECKPOINT.folder) for key in store.objects)
+
+
+def test_of_a_file_of_an_older_checkpoint_the_copy_is_kept_in_the_repaired_one():
+    store = MemoryStore()
+    key = CheckpointId(1, 3).key("a.json")
+    store.objects[key] = b"damaged"
+    aside = put_whole(store, CHECKPOINT, key, b"whole")
+    assert parse_checkpoint(aside.split("/")[0]) == CHECKPOINT
+    assert store.objects == {key: b"whole", aside: b"damaged"}
+    assert put_whole(store, CHECKPOINT, key, b"whole") == ""
+    assert is_file_name(aside_name("x" * 180 + ".safetensors", "0" * 32))
 
 
 def test_a_checkpoint_that_is_let_go_meanwhile_is_not_brought_back():
