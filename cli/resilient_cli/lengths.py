@@ -26,6 +26,15 @@ def seconds_of(text: str, option: str) -> float:
     return seconds
 
 
+def grace_of(text: str, option: str) -> float:
+    """Return the seconds that an option's text says, where 0 means none.
+
+    Raises:
+        UsageError: it is no length.
+    """
+    return 0.0 if text.strip() == "0" else seconds_of(text, option)
+
+
 def share_of(text: str, option: str) -> float:
     """Return the share that ``5%`` or ``1/20`` says: more than 0, 1 at most.
 

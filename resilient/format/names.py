@@ -10,6 +10,7 @@
     ledger/g000003-000000000120.json         what was trained up to step 120 of life 3
     checkpoint-120-g3/manifest.json          its presence is the commit
     checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
+    checkpoint-80-g3/manifest.trashed-...    in the trash since when and until when; no commit
     checkpoint-120-g3/model.r00000.safetensors
     checkpoint-120-g3/optimizer.r00000-00.safetensors
     checkpoint-120-g3/optimizer.r00000-01.safetensors
@@ -44,6 +45,7 @@ STEP_MAX = 10**18 - 1
 """The greatest step that the name of a checkpoint can say."""
 
 _ROOT_LENGTH = 16
+_TRASH = re.compile(r"manifest\.trashed-([0-9]{8}T[0-9]{9})-([0-9]{8}T[0-9]{9})\.json")
 _ASIDE_LENGTH = 12
 _ASIDE_NAME_MAX = 160
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
@@ -86,6 +88,21 @@ class CheckpointId:
 
     def __str__(self) -> str:
         return self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class Trashed:
+    """What the name of a manifest in the trash says.
+
+    Attributes:
+        name: the file.
+        since: when it was put there, UTC, ISO 8601; what one prune lets go has the same.
+        until: when its bytes may be freed.
+    """
+
+    name: str
+    since: str
+    until: str
 
 
 def whole_step(step: Any) -> int:
@@ -132,6 +149,32 @@ def origin_of(name: str) -> CheckpointId | None:
     """Return the checkpoint whose folder a manifest's name of a file leads to, None for its own."""
     split = split_checkpoint_key(name)
     return split[0] if split and split[1] != MANIFEST else None
+
+
+def trash_name(since: str, until: str) -> str:
+    """Return the name of a manifest that is in the trash from one moment to another.
+
+    Args:
+        since: UTC, ISO 8601, with milliseconds.
+        until: the same.
+    """
+    return f"manifest.trashed-{_compact(since)}-{_compact(until)}.json"
+
+
+def parse_trash(name: str) -> Trashed | None:
+    """Return what the name of a manifest in the trash says, or None for any other name."""
+    match = _TRASH.fullmatch(name)
+    return Trashed(name, _iso(match[1]), _iso(match[2])) if match else None
+
+
+def _compact(moment: str) -> str:
+    return re.sub(r"[-:.Z]", "", moment)
+
+
+def _iso(compact: str) -> str:
+    day, time = compact[:8], compact[9:]
+    date = f"{day[:4]}-{day[4:6]}-{day[6:]}"
+    return f"{date}T{time[:2]}:{time[2:4]}:{time[4:6]}.{time[6:]}Z"
 
 
 def generation_key(number: int) -> str:

@@ -67,7 +67,11 @@ def test_prune_says_what_stays_for_others_and_frees_what_it_says(repo, call):
     before = bytes_in(repo)
     planned = call("ckpt", "prune", repo, "--keep-last", "1", "--dry-run")
     assert "of it are needed by others" in planned.stdout
-    done = json.loads(call("ckpt", "prune", repo, "--keep-last", "1", "--yes", "--json").stdout)
+    call("ckpt", "prune", repo, "--keep-last", "1", "--yes")
+    assert bytes_in(repo) == before, "all of it is in the trash"
+    call("ckpt", "prune", repo, "--undo")
+    words = ("--keep-last", "1", "--grace", "0", "--yes", "--json")
+    done = json.loads(call("ckpt", "prune", repo, *words).stdout)
     assert done["freed_bytes"] == before - bytes_in(repo) > 0
     first = next(one for one in done["deleted"] if one["id"] == "checkpoint-1-g1")
     assert first["still_needed_bytes"] == (repo / "checkpoint-1-g1" / MODEL).stat().st_size
@@ -76,7 +80,7 @@ def test_prune_says_what_stays_for_others_and_frees_what_it_says(repo, call):
 
 def test_prune_says_why_files_stay_while_a_manifest_cannot_be_read(repo, call):
     flip_bit(repo / "checkpoint-2-g1" / "manifest.json", offset=100)
-    told = call("ckpt", "prune", repo, "--keep-last", "2", "--yes").stdout
+    told = call("ckpt", "prune", repo, "--keep-last", "2", "--grace", "0", "--yes").stdout
     assert "it is unknown what checkpoint-2-g1 refers to" in told
     assert (repo / "checkpoint-1-g1" / MODEL).exists()
     assert not (repo / "checkpoint-1-g1" / "manifest.json").exists()

@@ -36,6 +36,8 @@ POLICY = ("--keep-last", "1", "--keep-best", "loss:1", "--keep-every", "10")
         ("prune-dry-run", ("prune", *POLICY, "--dry-run")),
         ("prune-dry-run-json", ("prune", *POLICY, "--dry-run", "--json")),
         ("prune-yes", ("prune", "--keep-last", "2", "--yes")),
+        ("prune-at-once", ("prune", "--keep-last", "2", "--yes", "--grace", "0")),
+        ("prune-nothing-to-undo", ("prune", "--undo")),
         ("prune-empty-policy", ("prune", "--yes")),
         ("prune-not-confirmed", ("prune", "--keep-last", "2")),
         ("tag", ("tag", "best:loss", "release")),
@@ -68,7 +70,48 @@ def test_a_dry_run_deletes_nothing_and_its_plan_is_what_is_then_done(repo, call)
     done = json.loads(call("ckpt", "prune", repo, *POLICY, "--yes", "--json").stdout)
     assert done == {**planned, "done": True}
     assert set(names(repo)) == {one["id"] for one in done["kept"]}
-    assert done["freed_bytes"] == sum(one["size_bytes"] for one in done["deleted"]) > 0
+    assert done["later_bytes"] == sum(one["size_bytes"] for one in done["deleted"]) > 0
+    assert (done["freed_bytes"], done["grace_seconds"]) == (0, 86400)
+
+
+def test_what_was_pruned_is_listed_in_the_trash_and_comes_back(repo, call, matches):
+    before = {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()}
+    listed = call("ckpt", "ls", repo).stdout
+    assert call("ckpt", "prune", repo, "--keep-last", "2", "--yes").status == 0
+    matches("ls-trash", call("ckpt", "ls", repo), repo)
+    trash = json.loads(call("ckpt", "ls", repo, "--json").stdout)["trash"]
+    assert [one["id"] for one in trash] == [f"checkpoint-{step}-g1" for step in (30, 20, 10)]
+    assert len({one["since"] for one in trash}) == 1
+    assert call("ckpt", "inspect", "step:20", repo).status == 66
+    matches("prune-undo-dry-run", call("ckpt", "prune", repo, "--undo", "--dry-run"), repo)
+    assert len(names(repo)) == 2
+    matches("prune-undo-json", call("ckpt", "prune", repo, "--undo", "--json"), repo)
+    assert {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()} == before
+    assert call("ckpt", "ls", repo).stdout == listed
+
+
+def test_what_cannot_come_back_is_told_and_the_others_do(repo, call, matches):
+    call("ckpt", "prune", repo, "--keep-last", "2", "--yes")
+    (repo / "checkpoint-20-g1" / "state.json").unlink()
+    outcome = call("ckpt", "prune", "--undo", repo)
+    assert outcome.status == 1
+    matches("prune-undo", outcome, repo)
+    assert len(names(repo)) == 4
+
+
+def test_the_trash_is_emptied_on_demand_and_by_the_next_prune_after_its_time(repo, call, matches):
+    call("ckpt", "prune", repo, "--keep-last", "2", "--yes")
+    for step in (10, 20):
+        (mark,) = (repo / f"checkpoint-{step}-g1").glob("manifest.trashed-*")
+        mark.rename(mark.with_name("manifest.trashed-20251231T000000000-20260101T000000000.json"))
+    plan = json.loads(call("ckpt", "prune", repo, "--keep-last", "2", "--dry-run", "--json").stdout)
+    assert plan["emptied"] == ["checkpoint-20-g1", "checkpoint-10-g1"]
+    assert plan["freed_bytes"] > 0
+    assert call("ckpt", "prune", repo, "--keep-last", "2", "--yes").status == 0
+    assert not [*repo.glob("checkpoint-10-g1/*"), *repo.glob("checkpoint-20-g1/*")]
+    assert call("ckpt", "prune", repo, "--empty-trash").status == 2, "nobody is there"
+    matches("prune-empty-trash", call("ckpt", "prune", repo, "--empty-trash", "--yes"), repo)
+    assert {one.name for one in repo.glob("checkpoint-*")} == set(names(repo))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +127,9 @@ def test_a_dry_run_deletes_nothing_and_its_plan_is_what_is_then_done(repo, call)
         (("--keep-tag", "nosuchtag", "--yes"), 2, "no tag `nosuchtag`"),
         (("--keep-last", "1"), 2, "nobody is there to confirm it"),
         (("--keep-last", "1", "--json"), 2, "nobody is there to confirm it"),
+        (("--keep-last", "1", "--yes", "--grace", "soon"), 2, "--grace 'soon' is no length"),
+        (("--keep-last", "1", "--undo"), 2, "goes with no policy"),
+        (("--empty-trash", "--undo"), 2, "goes with no policy"),
     ],
 )
 def test_what_prune_refuses_deletes_nothing(arguments, status, said, repo, call):
@@ -146,7 +192,7 @@ def test_in_front_of_a_terminal_the_plan_is_shown_and_asked_about(answer, status
         process.wait()
         os.close(leader)
     assert process.returncode == status
-    assert "Delete 4?" in asked
+    assert "Put 4 in the trash?" in asked
     assert "checkpoint-10-g1  -" in out
     assert len(names(repo)) == left
 

@@ -10,6 +10,8 @@ TAGS = "tests/unit/vault/test_tags.py"
 SWEEP = "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere"
 ROOM = "tests/gang/test_room_for_a_save.py"
 PRUNE = "tests/cli/test_keeping.py"
+TRASH = "tests/unit/vault/test_trash.py"
+TRASH_SWEEP = "tests/crash/test_trash_sweep.py"
 FAILED = "tests/unit/test_failed_saves.py"
 
 MUTANTS = [
@@ -244,5 +246,70 @@ MUTANTS = [
         "job.is_first or memory.owes_mark",
         "job.is_first",
         FAILED,
+    ),
+    Mutant(
+        "a manifest is deleted before it is in the trash",
+        "resilient/vault/rotation/rotate.py",
+        "            put_in_trash(store, checkpoint, found.into)\n",
+        "            kept = store.get(checkpoint.manifest_key)\n"
+        "            store.delete(checkpoint.manifest_key)\n"
+        "            store.put(checkpoint.key(found.into), kept)\n",
+        f"{TRASH_SWEEP} -k anywhere",
+    ),
+    Mutant(
+        "a rotation frees what is in the trash before its time is over",
+        "resilient/vault/rotation/found.py",
+        " and one not in self.trash)",
+        ")",
+        f"{TRASH} -k not_before",
+    ),
+    Mutant(
+        "a rotation does not ask what those in the trash refer to",
+        "resilient/vault/rotation/rotate.py",
+        "[*staying, *held]",
+        "staying",
+        f"{TRASH} -k refer_to",
+    ),
+    Mutant(
+        "a rotation deletes files of what was brought back meanwhile",
+        "resilient/vault/rotation/rotate.py",
+        "    if back:\n",
+        "    if False:\n",
+        f"{TRASH_SWEEP} -k while_it_is_freed",
+    ),
+    Mutant(
+        "what is brought back is not looked for in the trash again",
+        "resilient/vault/rotation/trash.py",
+        "    if not _is_there(store, where):\n",
+        "    if False:\n",
+        f"{TRASH_SWEEP} -k while_it_is_freed",
+    ),
+    Mutant(
+        "what lost a file comes back from the trash",
+        "resilient/vault/rotation/trash.py",
+        "        if absent:\n",
+        "        if False:\n",
+        f"{TRASH} -k not_all_there",
+    ),
+    Mutant(
+        "what is in the trash is told as passed over",
+        "resilient/vault/registry/catalog.py",
+        "        if MANIFEST not in newer[one] and one not in trash\n",
+        "        if MANIFEST not in newer[one]\n",
+        f"{TRASH} -k lost_manifest",
+    ),
+    Mutant(
+        "undo brings back all of the trash",
+        "resilient/vault/rotation/trash.py",
+        "if mark.since == newest)",
+        "if newest)",
+        f"{TRASH} -k by_itself",
+    ),
+    Mutant(
+        "a near tier takes back what was pruned there",
+        "resilient/vault/tiers/tiers.py",
+        " - whole - trash_of(folders).keys()",
+        " - whole",
+        f"{TRASH} -k near_tier",
     ),
 ]

@@ -13,7 +13,9 @@ from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import BestOf, Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
+from resilient.vault.rotation.trash import Grace, Returned, bring_back, look_into_trash
 from resilient_cli.completing import complete_ref
+from resilient_cli.lengths import grace_of
 from resilient_cli.places import (
     Place,
     Repo,
@@ -25,10 +27,11 @@ from resilient_cli.places import (
 from resilient_cli.progress import Waiting
 from resilient_cli.render import show
 from resilient_cli.survey import Level, survey
-from resilient_cli.views.rotation import pruning, tagging, untagging
+from resilient_cli.views.rotation import pruning, returning, tagging, untagging
 
 if TYPE_CHECKING:
-    from resilient.vault.rotation.rotate import Found
+    from resilient.storage.store import Store
+    from resilient.vault.rotation.found import Found
     from resilient_cli.render import Output
 
 ANSWER_IS_NO = 1
@@ -111,13 +114,28 @@ def prune(  # noqa: PLR0913 - the options of a command
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    grace: Annotated[
+        str,
+        typer.Option(metavar="24h", help="How long what goes can be brought back; 0: not at all."),
+    ] = "24h",
+    empty_trash: Annotated[
+        bool, typer.Option("--empty-trash", help="Free what is in the trash now.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Bring back what the newest prune let go.")
+    ] = False,
 ) -> int:
-    """Delete what no policy keeps, and say of everything else why it stays.
+    """Let go what no policy keeps, and say of everything else why it stays.
 
     What stays is the union of all reasons. The newest, what has a tag, what the run protects,
     what a life has just begun from and what `ckpt undo` goes back to always stay; nothing goes
     while the newest is damaged.
-    Exit code 0: done. 1: something holds the checkpoints, and nothing was deleted.
+
+    What goes is in the trash first: no command lists it and no run resumes from it, and --undo
+    brings it back, all of one prune at a time. After --grace the next rotation or prune frees its
+    bytes.
+
+    Exit code 0: done. 1: something holds the checkpoints, or not all of them came back.
 
     Example: resilient ckpt prune runs/gpt2 --keep-last 3 --keep-best loss:2 --dry-run
     """
@@ -137,38 +155,79 @@ def prune(  # noqa: PLR0913 - the options of a command
     )
     output = output_of(ctx)
     asks = not (dry_run or yes)
-    _require_decided(retention, output, asks=asks)
+    time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
+    if undo:
+        _require_alone(retention, empties=empty_trash)
+        return _undo(open_repository(place, repo), output, dry_run=dry_run)
+    if not empty_trash:
+        _require_policy(retention)
+    _require_somebody(output, asks=asks)
     store = open_repository(place, repo)
     committed = committed_of(store)
     mine = max(list_numbers(store), default=0)
     with Waiting("reading"):
-        found = look(store, retention, in_full=True)
+        found = look(store, retention, in_full=True, grace=time)
     _require_tags(retention, found, store.url)
     plan = found.plan
-    if asks and plan.doomed:
-        show(pruning(store.url, found, plan, done=False), output)
-        if not typer.confirm(f"Delete {len(plan.doomed)}?", err=True):
+    if asks and (plan.doomed or found.over):
+        show(pruning(store.url, found, plan, time, done=False), output)
+        if not typer.confirm(_question(found), err=True):
             return ANSWER_IS_NO
     if not dry_run:
         with Waiting("deleting"):
             plan = carry_out(store, found, mine)
     newest = survey(store, committed[:1], Level.QUICK) if plan.held else []
     why = newest[0] if newest else None
-    show(pruning(store.url, found, plan, done=not dry_run, newest=why), output)
+    show(pruning(store.url, found, plan, time, done=not dry_run, newest=why), output)
     return ANSWER_IS_NO if plan.held else 0
 
 
-def _require_decided(retention: Retention, output: Output, *, asks: bool) -> None:
-    """Require a policy, and somebody to answer where we ask.
+def _question(found: Found) -> str:
+    doomed = len(found.plan.doomed)
+    if found.into and not found.over:
+        return f"Put {doomed} in the trash?"
+    return f"Delete {len(found.over) + (0 if found.into else doomed)}?"
+
+
+def _undo(store: Store, output: Output, *, dry_run: bool) -> int:
+    """Bring back what the newest prune let go; 1 if a part of it is not there any more."""
+    returned = Returned(look_into_trash(store), {}) if dry_run else bring_back(store)
+    show(returning(store.url, returned, done=not dry_run), output)
+    return ANSWER_IS_NO if returned.left else 0
+
+
+def _require_alone(retention: Retention, *, empties: bool) -> None:
+    """Refuse policies where nothing is decided by them.
 
     Raises:
-        UsageError: there is none, or nobody.
+        UsageError: there are some.
+    """
+    if empties or not retention.is_empty:
+        raise UsageError(
+            "`--undo` brings back what a prune let go, and goes with no policy",
+            hint="resilient ckpt prune REPO --undo",
+        )
+
+
+def _require_policy(retention: Retention) -> None:
+    """Require a policy.
+
+    Raises:
+        UsageError: there is none.
     """
     if retention.is_empty:
         raise UsageError(
             "no policy was given, so there is nothing to decide by",
             hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
         )
+
+
+def _require_somebody(output: Output, *, asks: bool) -> None:
+    """Require somebody to answer where we ask.
+
+    Raises:
+        UsageError: nobody is there.
+    """
     if asks and not is_somebody_there(output):
         raise UsageError(
             "prune deletes, and nobody is there to confirm it",

@@ -10,7 +10,7 @@ import typer
 from resilient.clock import SystemClock
 from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
 from resilient.storage.open import open_store
-from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.catalog import committed, folders_of, lineage, trash_of
 from resilient.vault.registry.generations import read_generations
 from resilient_cli.listed import ListedStore
 from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
@@ -82,7 +82,8 @@ def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:
     """
     seen = ListedStore(store, CHECKPOINTS, GENERATIONS, TAGS)
     surveys = survey(seen, found, Level.QUICK)
-    return Listing(store.url, surveys, lineage(seen), read_generations(seen), tags_of(seen))
+    trash = trash_of(folders_of(seen))
+    return Listing(store.url, surveys, lineage(seen), read_generations(seen), tags_of(seen), trash)
 
 
 def stored(run: Sequence[Path]) -> Listing | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient_cli.render import Answer, Table, human_size
 from resilient_cli.views.words import NONE, age, count, folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.format.names import CheckpointId
+    from resilient.format.names import CheckpointId, Trashed
     from resilient.vault.registry.catalog import Lineage
     from resilient.vault.registry.generations import Generation
     from resilient_cli.survey import Survey
@@ -28,6 +28,7 @@ class Listing:
         lineage: what resume may use.
         generations: the lives of the run, rising.
         tags: what each tag names, None for a damaged one.
+        trash: what was pruned and can be brought back.
     """
 
     url: str
@@ -35,6 +36,7 @@ class Listing:
     lineage: Lineage
     generations: Sequence[Generation]
     tags: Mapping[str, CheckpointId | None]
+    trash: Mapping[CheckpointId, Trashed] = field(default_factory=dict)
 
     @property
     def resume(self) -> CheckpointId | None:
@@ -88,6 +90,10 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         "skipped": [asdict(one) for one in found.lineage.skipped],
         "lost": found.lineage.lost,
         "tags": {name: folder(named) for name, named in found.tags.items()},
+        "trash": [
+            {"type": "trashed", "id": one.folder, "since": mark.since, "until": mark.until}
+            for one, mark in sorted(found.trash.items(), reverse=True)
+        ],
     }
     table = Table(
         ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
@@ -102,10 +108,17 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         closing(found),
         *skipped,
         *idle,
+        *_in_trash(found),
         _lives(found, now),
     )
     ids = tuple(survey.checkpoint.folder for survey in shown)
     return Answer("ckpt.ls", "checkpoints", document, blocks, ids)
+
+
+def _in_trash(found: Listing) -> Iterator[str]:
+    if found.trash:
+        many = count(len(found.trash), "checkpoint")
+        yield f"{many} in the trash; back with: resilient ckpt prune {found.url} --undo"
 
 
 def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:

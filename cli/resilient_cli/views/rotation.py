@@ -5,18 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient_cli.render import Answer, Facts, Table, human_size
-from resilient_cli.views.words import NONE, count, folder, part_of_near
+from resilient_cli.views.words import NONE, count, duration, folder, part_of_near
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resilient.format.names import CheckpointId
     from resilient.vault.registry.planning import RotationPlan
     from resilient.vault.registry.tags import Tag
-    from resilient.vault.rotation.rotate import Found
+    from resilient.vault.rotation.found import Found
+    from resilient.vault.rotation.trash import Grace, Returned
     from resilient_cli.survey import Survey
 
 
 def pruning(
-    url: str, found: Found, plan: RotationPlan, *, done: bool, newest: Survey | None = None
+    url: str,
+    found: Found,
+    plan: RotationPlan,
+    grace: Grace,
+    *,
+    done: bool,
+    newest: Survey | None = None,
 ) -> Answer:
     """Return the answer of ``ckpt prune``.
 
@@ -24,6 +33,7 @@ def pruning(
         url: the repository.
         found: what the plan was made of.
         plan: what goes; as far as it was carried out if ``done``.
+        grace: how long what goes can be brought back.
         done: whether it was carried out.
         newest: of the newest checkpoint, if that may be why nothing goes.
     """
@@ -48,12 +58,19 @@ def pruning(
             for one in plan.doomed
         ],
         "damaged": {one.folder: why for one, why in plan.damaged.items()},
+        "grace_seconds": grace.seconds,
+        "later_bytes": found.later_bytes if not plan.held else 0,
+        "undo": _way_back(url, found, plan) or None,
+        "emptied": [one.folder for one in sorted(found.over, reverse=True)],
     }
     kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
-    gone = [_row(found, one, "delete", _left(found, one)) for one in plan.doomed]
+    verdict = "trash" if found.into else "delete"
+    gone = [_row(found, one, verdict, _left(found, one)) for one in plan.doomed]
+    over = [] if plan.held else sorted(found.over, reverse=True)
+    gone += [_row(found, one, "delete", "its time in the trash is over") for one in over]
     table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
     ids = tuple(one.folder for one in plan.doomed)
-    told = (_closing(plan, freed, done), *_part_of_near(newest))
+    told = (*_closing(url, found, plan, grace, done=done), *_part_of_near(newest))
     return Answer("ckpt.prune", "rotation", document, (table, *told), ids)
 
 
@@ -76,16 +93,68 @@ def _left(found: Found, one: CheckpointId) -> str:
     return f"but {human_size(size_bytes)} of it are needed by others" if size_bytes else NONE
 
 
-def _closing(plan: RotationPlan, freed: int, done: bool) -> str:  # noqa: FBT001 - one sentence
-    gone = count(len(plan.doomed), "checkpoint")
+def _closing(
+    url: str, found: Found, plan: RotationPlan, grace: Grace, *, done: bool
+) -> Iterator[str]:
     if plan.held and not plan.doomed:
-        return f"Nothing was deleted: {plan.held}."
+        yield f"Nothing was deleted: {plan.held}."
+        return
     rest = f" Files that could be needed stay: {plan.unsure}." if plan.unsure else ""
+    freed = found.freed_bytes if not plan.held else 0
+    if found.into and plan.doomed:
+        yield from _into_trash(url, found, plan, grace, done=done)
+        if not freed and not rest:
+            return
+    number = len(found.over) + (0 if found.into else len(plan.doomed))
+    gone = count(number, "checkpoint")
     if not done:
-        return f"{gone} would go, {human_size(freed)}. Nothing was deleted.{rest}"
+        yield f"{gone} would go, {human_size(freed)}. Nothing was deleted.{rest}"
+    elif plan.held:
+        yield f"{gone} deleted; the rest and all files stay for now: {plan.held}."
+    else:
+        yield f"{gone} deleted, {human_size(freed)} freed.{rest}"
+
+
+def _into_trash(
+    url: str, found: Found, plan: RotationPlan, grace: Grace, *, done: bool
+) -> Iterator[str]:
+    """Say what can be brought back, for how long and how."""
+    gone, later = count(len(plan.doomed), "checkpoint"), human_size(found.later_bytes)
+    length = duration(grace.seconds * 1000)
+    if not done:
+        yield f"{gone} would go to the trash, {later} for {length}. Nothing was changed."
+        return
     if plan.held:
-        return f"{gone} deleted; the rest and all files stay for now: {plan.held}."
-    return f"{gone} deleted, {human_size(freed)} freed.{rest}"
+        yield f"{gone} in the trash; the rest and all files stay for now: {plan.held}."
+    else:
+        yield f"{gone} in the trash; {later} are freed by a rotation or prune after {length}."
+    yield f"undo: {_way_back(url, found, plan)}"
+
+
+def _way_back(url: str, found: Found, plan: RotationPlan) -> str:
+    return f"resilient ckpt prune {url} --undo" if found.into and plan.doomed else ""
+
+
+def returning(url: str, returned: Returned, *, done: bool) -> Answer:
+    """Return the answer of ``ckpt prune --undo``.
+
+    Args:
+        url: the repository.
+        returned: what came back, or would.
+        done: whether it did.
+    """
+    document = {
+        "repository": url,
+        "done": done,
+        "back": [one.folder for one in returned.back],
+        "left": {one.folder: why for one, why in returned.left.items()},
+    }
+    rows = [(one.folder, "back" if done else "would come back") for one in returned.back]
+    rows += [(one.folder, f"stays in the trash: {why}") for one, why in returned.left.items()]
+    back = count(len(returned.back), "checkpoint")
+    said = f"{back} back from the trash." if done else f"{back} would come back."
+    ids = tuple(one.folder for one in returned.back)
+    return Answer("ckpt.prune", "undo", document, (Table(("ID", "IS"), tuple(rows)), said), ids)
 
 
 def tagging(url: str, tag: Tag) -> Answer:

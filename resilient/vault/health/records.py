@@ -13,7 +13,13 @@ from resilient.format.names import ABILITIES, MANIFEST, committed_key, generatio
 from resilient.vault.access.damage import join_names
 from resilient.vault.access.fetch import fetch
 from resilient.vault.health.verify import Finding
-from resilient.vault.registry.catalog import committed, folders_of, lineage, read_manifest
+from resilient.vault.registry.catalog import (
+    committed,
+    folders_of,
+    lineage,
+    read_manifest,
+    trash_of,
+)
 from resilient.vault.registry.generations import (
     check_mark,
     list_marks,
@@ -68,7 +74,8 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
         manifest = read_manifest(store, newest)
     except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
         manifest = None
-    for one in sorted(one for one in folders if one > newest):
+    trash = trash_of(folders)
+    for one in sorted(one for one in folders if one > newest and one not in trash):
         key, way = one.manifest_key, f"resilient ckpt repair {one} {store.url} --undelete"
         own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
         if manifest is not None and set(own) <= set(folders[one]):

@@ -20,6 +20,8 @@ from resilient.format.names import (
     CHECKPOINTS,
     MANIFEST,
     CheckpointId,
+    Trashed,
+    parse_trash,
     split_checkpoint_key,
 )
 from resilient.vault.access.fetch import fetch
@@ -84,6 +86,22 @@ def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
     return found
 
 
+def trash_of(folders: Mapping[CheckpointId, Collection[str]]) -> dict[CheckpointId, Trashed]:
+    """Return what is in the trash, by the listing alone; what has a manifest is not.
+
+    Args:
+        folders: what ``folders_of`` has returned.
+    """
+    found: dict[CheckpointId, Trashed] = {}
+    for one, names in folders.items():
+        if MANIFEST not in names:
+            marks = filter(None, map(parse_trash, names))
+            newest = max(marks, key=lambda mark: (mark.since, mark.until), default=None)
+            if newest:
+                found[one] = newest
+    return found
+
+
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     """Return a committed checkpoint's manifest, proved.
 
@@ -112,6 +130,21 @@ def read_copy(store: Store, checkpoint: CheckpointId) -> Manifest:
     """
     key = checkpoint.manifest_key
     return fetch(store, checkpoint.copy_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
+
+
+def read_in_trash(store: Store, checkpoint: CheckpointId, mark: Trashed) -> Manifest:
+    """Return the manifest of a checkpoint in the trash, proved; it does not exist for resume.
+
+    Crash: reads only.
+
+    Raises:
+        KeyNotFound: it was brought back meanwhile, or its bytes are being freed.
+        IntegrityError: it is damaged.
+        IncompatibleCheckpoint: written by a newer release.
+    """
+    key = checkpoint.manifest_key
+    where = checkpoint.key(mark.name)
+    return fetch(store, where, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def lineage(
@@ -243,8 +276,10 @@ class _Lives:
 def _uncommitted(
     folders: Mapping[CheckpointId, Collection[str]], newer_than: CheckpointId | None
 ) -> list[Skipped]:
+    newer = {one: names for one, names in folders.items() if not newer_than or one > newer_than}
+    trash = trash_of(newer)
     return [
         Skipped(one.folder, "has no manifest: never committed, or its manifest was deleted")
-        for one in sorted(folders, reverse=True)
-        if MANIFEST not in folders[one] and (newer_than is None or one > newer_than)
+        for one in sorted(newer, reverse=True)
+        if MANIFEST not in newer[one] and one not in trash
     ]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import split_checkpoint_key
-from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.catalog import read_in_trash, read_manifest
 from resilient.vault.registry.planning import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from resilient.format.manifest import Manifest
-    from resilient.format.names import CheckpointId
+    from resilient.format.names import CheckpointId, Trashed
     from resilient.storage.store import Store
 
 Folders = dict["CheckpointId", dict[str, int]]
@@ -108,12 +108,33 @@ def content_of(store: Store, checkpoint: CheckpointId, folders: Folders) -> Cont
         datetime.fromisoformat(manifest.created_at)
     except (TypeError, ValueError):
         return Content(problem="its `created_at` is no time", refers=refers)
-    problem = _absent(manifest, folders)
+    problem = absent_of(manifest, folders)
     return Content(manifest.created_at, manifest.metrics, problem, manifest.protects, refers)
 
 
-def _absent(manifest: Manifest, folders: Folders) -> str:
-    """Return what the listing lacks of what a restore reads, empty if nothing.
+def contents_in_trash(
+    store: Store, trash: Mapping[CheckpointId, Trashed]
+) -> dict[CheckpointId, Content]:
+    """Return what manifests in the trash need; what was brought back meanwhile is left out.
+
+    Crash: reads only.
+    """
+    found = {}
+    for checkpoint, mark in trash.items():
+        try:
+            manifest = read_in_trash(store, checkpoint, mark)
+        except KeyNotFound:
+            continue
+        except (IntegrityError, IncompatibleCheckpoint) as error:
+            found[checkpoint] = Content(problem=error.message, refers=None)
+            continue
+        refers = frozenset(one.name for one in manifest.files if one.origin)
+        found[checkpoint] = Content(manifest.created_at, refers=refers)
+    return found
+
+
+def absent_of(manifest: Manifest, folders: Folders) -> str:
+    """Say what the listing lacks of what a restore reads, empty if nothing.
 
     A checkpoint that lost its parity is whole.
     """

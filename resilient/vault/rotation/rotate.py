@@ -2,7 +2,8 @@
 
 Rotation comes after a commit and counts manifests. All manifests that go are deleted before any
 file is, so a half-deleted checkpoint is one that does not exist. A file that a checkpoint which
-stays refers to is left where it is; a later rotation takes it when nobody needs it any more.
+stays refers to is left where it is; a later rotation takes it when nobody needs it any more. What
+is in the trash (:mod:`resilient.vault.rotation.trash`) stays until its time there is over.
 
 A look costs one listing of the checkpoints, one of the lives, and the record of each life in the
 line of descent; tags, and each manifest that stays once, only when something would go.
@@ -15,87 +16,35 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
-from resilient.format.names import MANIFEST, split_checkpoint_key
+from resilient.format.names import MANIFEST, parse_trash, split_checkpoint_key
 from resilient.storage.settling import settle
 from resilient.vault.health.verify import verify
-from resilient.vault.registry.catalog import folders_of, lineage
+from resilient.vault.registry.catalog import folders_of, lineage, trash_of
 from resilient.vault.registry.generations import check_fence, list_numbers, read_generation
 from resilient.vault.registry.moves import held_for_undo
 from resilient.vault.registry.planning import Known, RotationPlan, best_by, plan_rotation
 from resilient.vault.registry.tags import list_tags, read_tags
-from resilient.vault.rotation.contents import Needed, content_of, contents_of, needed_by
+from resilient.vault.rotation.contents import (
+    content_of,
+    contents_in_trash,
+    contents_of,
+    needed_by,
+)
+from resilient.vault.rotation.found import Found
+from resilient.vault.rotation.trash import end_grace, put_in_trash
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
     from resilient.vault.registry.planning import Content
     from resilient.vault.registry.retention import Retention
     from resilient.vault.rotation.contents import Folders
+    from resilient.vault.rotation.trash import Grace
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A repository as it was when a plan was made.
-
-    Attributes:
-        plan: what goes and what stays.
-        folders: sizes in bytes by file name of each checkpoint folder, committed or not.
-        tags: names of all tags; a plan holds only as long as they do. None if nobody looked,
-            for nothing goes.
-        needed: what the checkpoints that stay need in the folders of others.
-    """
-
-    plan: RotationPlan
-    folders: Folders
-    tags: tuple[str, ...] | None = None
-    needed: Needed = field(default_factory=Needed)
-
-    def size_bytes(self, checkpoints: Iterable[CheckpointId]) -> int:
-        """Return the bytes that the folders of ``checkpoints`` take."""
-        return sum(sum(self.folders[one].values()) for one in checkpoints if one in self.folders)
-
-    @property
-    def freed_bytes(self) -> int:
-        """Bytes that are free once the plan is carried out."""
-        manifests = sum(self.folders[one][MANIFEST] for one in self.plan.doomed)
-        return manifests + sum(self.folders[one][name] for one, name in self.unneeded())
-
-    def still_needed_bytes(self, checkpoint: CheckpointId) -> int:
-        """Return the bytes of files in a folder that others need, so that they stay without it."""
-        files = self.folders.get(checkpoint, {})
-        return sum(
-            size_bytes
-            for name, size_bytes in files.items()
-            if name != MANIFEST and self.needed.holds(checkpoint, name)
-        )
-
-    def unneeded(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files that nobody needs once the manifests of what goes are gone."""
-        return [(one, name) for one, name in self.stale() if not self.needed.holds(one, name)]
-
-    def stale(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files in folders of what goes, and in those that have no manifest.
-
-        Of the latter only those older than the newest commit: a save in flight is newer than
-        it. Files that are not named as ours are not among them.
-        """
-        if self.plan.held:
-            return []
-        newest = max(
-            (one for one, names in self.folders.items() if MANIFEST in names), default=None
-        )
-        return [
-            (one, name)
-            for one, names in self.folders.items()
-            if one in self.plan.doomed or (newest and one < newest and MANIFEST not in names)
-            for name in sorted(names)
-            if name != MANIFEST
-        ]
-
-
-def rotate(
+def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
     store: Store,
     retention: Retention,
     mine: int,
@@ -103,6 +52,7 @@ def rotate(
     *,
     written: CheckpointId | None = None,
     sweeps: bool = False,
+    grace: Grace | None = None,
 ) -> RotationPlan:
     """Delete what the retention does not keep; return the plan that was carried out.
 
@@ -120,6 +70,7 @@ def rotate(
         written: the checkpoint that this process has just committed with all receipts; that is
             proof enough of it unless the retention asks for more.
         sweeps: also without any policy delete what killed saves left: once in a life is enough.
+        grace: tells for what in the trash the time is over; None: for nothing.
 
     Raises:
         Fenced: a newer life began; nothing more was deleted.
@@ -127,7 +78,7 @@ def rotate(
     """
     if retention.is_empty and not sweeps:
         return RotationPlan((), {})
-    plan = carry_out(store, look(store, retention, keep, written=written), mine)
+    plan = carry_out(store, look(store, retention, keep, written=written, grace=grace), mine)
     return RotationPlan((), {}) if retention.is_empty else plan
 
 
@@ -138,6 +89,7 @@ def look(
     *,
     written: CheckpointId | None = None,
     in_full: bool = False,
+    grace: Grace | None = None,
 ) -> Found:
     """Return what the retention would do to the repository.
 
@@ -150,6 +102,8 @@ def look(
         written: as in ``rotate``.
         in_full: read tags and prove the newest even if nothing goes, so that every reason is
             among the plan's.
+        grace: for how long what goes is put in the trash, and for what there the time is over;
+            None: what goes is deleted at once, and what is in the trash stays.
 
     Raises:
         StoreError: the store failed; nothing is concluded from silence.
@@ -165,7 +119,7 @@ def look(
         known = _without(known, set(known.everything) - set(known.contents))
     plan = plan_rotation(retention, known)
     if not (plan.doomed or in_full):
-        return _with_needs(store, Found(plan, folders), known.contents)
+        return _with_needs(store, _found(plan, folders, None, grace), known.contents)
     desk = _Evidence(store, retention, folders, written)
     known = desk.prove_best(known)
     tags = list_tags(store)
@@ -174,12 +128,25 @@ def look(
     held = trouble or unsure or desk.doubt_newest(known)
     left = held_for_undo(store, known.abandoned, retention.rolled_back)
     known = replace(known, pinned=_joined(pins, own, left), held=held)
-    found = Found(plan_rotation(retention, known), folders, tags)
+    found = _found(plan_rotation(retention, known), folders, tags, grace)
     return _with_needs(store, found, {**desk.seen, **known.contents})
+
+
+def _found(
+    plan: RotationPlan, folders: Folders, tags: tuple[str, ...] | None, grace: Grace | None
+) -> Found:
+    trash = trash_of(folders)
+    if grace is None:
+        return Found(plan, folders, tags, trash=trash)
+    over = frozenset(grace.over(trash))
+    return Found(plan, folders, tags, trash=trash, over=over, into=grace.name())
 
 
 def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Content]) -> Found:
     """Read what the manifests that stay need of the folders from which files would go."""
+    if found.into:
+        once_over = _with_needs(store, replace(found, into=""), contents)
+        found = replace(found, later=once_over.needed)
     stale = found.stale()
     if not stale:
         return found
@@ -187,9 +154,11 @@ def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Cont
     staying = [
         one
         for one, names in found.folders.items()
-        if MANIFEST in names and one not in found.plan.doomed and one > oldest
+        if MANIFEST in names and (found.into or one not in found.plan.doomed) and one > oldest
     ]
-    needed = needed_by(store, staying, contents, found.folders)
+    held = {one: mark for one, mark in found.trash.items() if one not in found.over}
+    contents = {**contents, **contents_in_trash(store, held)}
+    needed = needed_by(store, [*staying, *held], contents, found.folders)
     if needed.unknown is None:
         return replace(found, needed=needed)
     unsure = f"it is unknown what {needed.unknown} refers to: {needed.why}"
@@ -198,6 +167,8 @@ def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Cont
 
 def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
     """Delete the manifests of what the plan dooms, then all files that nobody needs any more.
+
+    Into the trash goes a manifest alone: all files of its checkpoint are needed then.
 
     Before each manifest it looks again whether a newer life or another tag has come, because
     then the plan does not hold any more. And again before the files: a life that begins later
@@ -219,12 +190,19 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         if list_tags(store) != found.tags:
             # What stays now may need files of what went: the next rotation knows.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
+        if found.into:
+            put_in_trash(store, checkpoint, found.into)
         store.delete(checkpoint.manifest_key)
     unneeded = found.unneeded()
     if unneeded:
         check_fence(store, mine)
+    back = end_grace(store, found.over, unneeded)
+    if back:
+        # It may need files of what went, wherever they lie: the next rotation knows.
+        return replace(plan, unsure=f"{back} was brought back from the trash meanwhile")
     for checkpoint, name in unneeded:
-        store.delete(checkpoint.key(name))
+        if parse_trash(name) is None:
+            store.delete(checkpoint.key(name))
     return plan
 
 

@@ -8,6 +8,7 @@ from resilient import events
 from resilient.errors import ResilientError
 from resilient.vault.registry.generations import mark_committed
 from resilient.vault.rotation.rotate import rotate
+from resilient.vault.rotation.trash import Grace
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -49,7 +50,13 @@ def tidy(
             mark_committed(store, checkpoint.generation)
             is_marked = True
         plan = rotate(
-            store, retention, checkpoint.generation, keep, written=checkpoint, sweeps=is_first
+            store,
+            retention,
+            checkpoint.generation,
+            keep,
+            written=checkpoint,
+            sweeps=is_first,
+            grace=Grace(desk.clock),
         )
     except ResilientError as error:
         # Who leads a place may be no coordinator, and nobody else knows.

@@ -21,12 +21,12 @@ from resilient.format.names import (
     MANIFEST,
     generation_key,
     parse_checkpoint,
-    split_checkpoint_key,
 )
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
 from resilient.storage.store import Sweepable
+from resilient.vault.registry.catalog import folders_of, trash_of
 from resilient.vault.registry.generations import create_record, list_numbers, read_generation
 
 if TYPE_CHECKING:
@@ -310,11 +310,9 @@ def adopt_manifests(tiers: TieredStore) -> None:
     """
     if not tiers.peers:
         return
-    split = [
-        found for one in tiers.near.list(CHECKPOINTS) if (found := split_checkpoint_key(one.key))
-    ]
-    whole = {checkpoint for checkpoint, name in split if name == MANIFEST}
-    for checkpoint in sorted({one for one, _ in split} - whole):
+    folders = folders_of(tiers.near)
+    whole = {one for one, names in folders.items() if MANIFEST in names}
+    for checkpoint in sorted(folders.keys() - whole - trash_of(folders).keys()):
         with suppress(KeyNotFound):
             tiers.near.put(checkpoint.manifest_key, tiers.get(checkpoint.manifest_key))
 

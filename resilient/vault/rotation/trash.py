@@ -1,0 +1,203 @@
+"""The trash: what a prune let go, and can be brought back until its time there is over.
+
+A manifest moves to another name in its folder, and nothing else happens: without its manifest the
+checkpoint does not exist, for no reader of any release. The name says since when and until when,
+so a listing knows what is in the trash. All files stay, those that it refers to in older folders
+too. Later the manifest in the trash is deleted, and then the files that nobody needs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyExists,
+    KeyNotFound,
+    NothingToResume,
+    StoreFull,
+)
+from resilient.format.names import parse_trash, trash_name
+from resilient.vault.registry.catalog import folders_of, read_in_trash, trash_of
+from resilient.vault.registry.generations import create_record
+from resilient.vault.rotation.contents import absent_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from resilient.clock import Clock
+    from resilient.format.names import CheckpointId, Trashed
+    from resilient.storage.store import Store
+    from resilient.vault.rotation.contents import Folders
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """How long what goes can be brought back, and what of the trash is freed.
+
+    Attributes:
+        clock: for the present time.
+        seconds: how long what goes stays in the trash; 0: it is deleted at once.
+        empties: whether the time is over for all that is in the trash.
+    """
+
+    clock: Clock
+    seconds: float = 0.0
+    empties: bool = False
+
+    def name(self) -> str:
+        """Return the name of a manifest that is put in the trash now; empty if none is."""
+        if not self.seconds:
+            return ""
+        since = datetime.fromisoformat(self.clock.now_iso())
+        return trash_name(_iso(since), _iso(since + timedelta(seconds=self.seconds)))
+
+    def over(self, trash: Mapping[CheckpointId, Trashed]) -> Iterator[CheckpointId]:
+        """Yield what in the trash has been there for as long as it should."""
+        now = _iso(datetime.fromisoformat(self.clock.now_iso())) if trash else ""
+        yield from (one for one, mark in trash.items() if self.empties or mark.until <= now)
+
+
+def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
+    """Put a manifest under its name in the trash; its own is still to be deleted.
+
+    Crash: the checkpoint is there as before; a second name of its manifest means nothing then.
+
+    Raises:
+        StoreFull: no room for it.
+        StoreError: the store failed.
+    """
+    try:
+        store.put(checkpoint.key(name), store.get(checkpoint.manifest_key))
+    except KeyNotFound:
+        return
+    except StoreFull as error:
+        raise StoreFull(
+            f"no room left to put {checkpoint} in the trash; it stays, and nothing of it is lost",
+            key=checkpoint.key(name),
+            hint="the same with --grace 0, which deletes at once",
+        ) from error
+
+
+def end_grace(
+    store: Store, over: Collection[CheckpointId], files: Iterable[tuple[CheckpointId, str]]
+) -> CheckpointId | None:
+    """Delete what makes it possible to bring checkpoints back, before any other of their files.
+
+    Who brings one back puts its manifest first and then looks whether it is still in the trash;
+    here it leaves the trash first, and then it is looked for. So one of both sees the other.
+
+    Crash: what was in the trash is there still, or is what any killed save leaves.
+
+    Args:
+        store: the repository.
+        over: what is to be freed.
+        files: all that is to be deleted, of other checkpoints too.
+
+    Returns:
+        One that was brought back all the same; then nothing may be deleted.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    for checkpoint, name in files:
+        if parse_trash(name):
+            store.delete(checkpoint.key(name))
+    return next((one for one in sorted(over) if _is_there(store, one.manifest_key)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What came back from the trash.
+
+    Attributes:
+        back: these are committed again.
+        left: why others did not come back.
+    """
+
+    back: tuple[CheckpointId, ...]
+    left: Mapping[CheckpointId, str]
+
+
+def in_newest_prune(trash: Mapping[CheckpointId, Trashed]) -> tuple[CheckpointId, ...]:
+    """Return what the newest prune let go, newest first."""
+    newest = max((mark.since for mark in trash.values()), default="")
+    return tuple(sorted((one for one, mark in trash.items() if mark.since == newest), reverse=True))
+
+
+def look_into_trash(store: Store) -> tuple[CheckpointId, ...]:
+    """Return what would come back: what the newest prune let go.
+
+    Crash: reads only.
+
+    Raises:
+        NothingToResume: nothing is in the trash.
+        StoreError: the store failed.
+    """
+    return in_newest_prune(_require_trash(store, folders_of(store)))
+
+
+def bring_back(store: Store) -> Returned:
+    """Bring back what the newest prune let go, as far as it is all there.
+
+    Crash: each is in the trash or committed again; the same again ends it.
+
+    Raises:
+        NothingToResume: nothing is in the trash.
+        StoreError: the store failed.
+    """
+    folders = folders_of(store)
+    trash = _require_trash(store, folders)
+    chosen = in_newest_prune(trash)
+    left = {one: why for one in chosen if (why := _bring(store, one, trash[one], folders))}
+    return Returned(tuple(one for one in chosen if one not in left), left)
+
+
+def _require_trash(store: Store, folders: Folders) -> Mapping[CheckpointId, Trashed]:
+    trash = trash_of(folders)
+    if not trash:
+        raise NothingToResume(
+            f"nothing is in the trash of {store.url}: nothing was pruned, or its time was over",
+            hint=f"resilient ckpt ls {store.url}",
+        )
+    return trash
+
+
+def _bring(store: Store, checkpoint: CheckpointId, mark: Trashed, folders: Folders) -> str:
+    """Bring one back; return why that is not possible, empty if it is."""
+    where = checkpoint.key(mark.name)
+    # What cannot be read was so before it was pruned, and comes back as it was.
+    with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+        absent = absent_of(read_in_trash(store, checkpoint, mark), folders)
+        if absent:
+            return absent
+    try:
+        create_record(store, checkpoint.manifest_key, store.get(where))
+    except KeyNotFound:
+        return "its time in the trash was over just now"
+    except KeyExists:
+        return ""
+    if not _is_there(store, where):
+        store.delete(checkpoint.manifest_key)
+        return "its time in the trash was over just now"
+    for name in folders[checkpoint]:
+        if parse_trash(name):
+            store.delete(checkpoint.key(name))
+    return ""
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.stat(key)
+    except KeyNotFound:
+        return False
+    return True
+
+
+def _iso(moment: datetime) -> str:
+    text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
