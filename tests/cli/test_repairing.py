@@ -173,6 +173,28 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     assert "optimizer" in said["lost"]
 
 
+@pytest.mark.filterwarnings("ignore")  # of the peers
+def test_a_lost_random_state_does_not_lose_the_place_that_the_state_holds(tmp_path, call):
+    theirs = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "run"
+    assert call("ckpt", "import", theirs / "checkpoint-8", tmp_path / "ours").status == 0
+    (file,) = (tmp_path / "ours").glob("checkpoint-8-g1/rng_state_0.*")
+    file.unlink()
+    told = call("ckpt", "repair", "latest", tmp_path / "ours")
+    assert told.status == 3
+    assert "do not follow from seed and step" in told.stdout
+    new = tmp_path / "new"
+    outcome = call("ckpt", "repair", "latest", tmp_path / "ours", "--rebuild", new, "--json")
+    said = json.loads(outcome.stdout)
+    assert (set(said["lost"]), outcome.status) == ({"random state"}, 0)
+    assert "place in the data" in said["known"]
+    state, whole = (
+        json.loads((one / "trainer_state.json").read_text(encoding="utf-8"))
+        for one in (new, theirs / "checkpoint-8")
+    )
+    for name in ("global_step", "epoch", "train_batch_size", "log_history"):
+        assert state[name] == whole[name], name
+
+
 def test_inspect_says_whether_training_can_go_on_and_what_to_run(plain, call):
     outcome = call("ckpt", "inspect", "latest", plain)
     assert outcome.status == 0

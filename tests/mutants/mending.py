@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 FILES = "tests/unit/mending/test_files.py"
 RUNS = "tests/unit/mending/test_runs.py"
 SWEEP = "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair"
+AGAIN = "tests/unit/train/test_random_states_again.py"
 COPIES = "tests/unit/vault/test_repair_from_copies.py"
 
 MUTANTS = [
@@ -121,5 +122,26 @@ MUTANTS = [
         'kept = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))',
         'kept = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged))',
         f"{COPIES} -k older_checkpoint",
+    ),
+    Mutant(
+        "a random state is made for another step",
+        "resilient/train/interop/reseeding.py",
+        "seed_between_steps(seed, step - 1,",
+        "seed_between_steps(seed, step,",
+        f"{AGAIN} -k bit_for_bit",
+    ),
+    Mutant(
+        "the seed of the arguments outranks that of the run",
+        "resilient/train/interop/reseeding.py",
+        '            return int(read_parts(spine, manifest, ["reduction"])["reduction"]["seed"])\n',
+        "            pass\n",
+        f"{AGAIN} -k seed_of_the_checkpoint",
+    ),
+    Mutant(
+        "a lost random state is told as if the place in the data were lost too",
+        "resilient/train/interop/salvaging.py",
+        ' and "trainer_state" not in parts:\n',
+        ":\n",
+        "tests/cli/test_repairing.py -k place_that_the_state",
     ),
 ]

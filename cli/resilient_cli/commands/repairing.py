@@ -124,6 +124,7 @@ def repair(  # noqa: PLR0913 - the options of a command
         of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
         reader = ToldStore(store, told, of_bytes)
         plan = plan_repair(reader, checkpoint, others, undelete=undelete)
+    plan = _with_random_states(store, plan, others, undelete=undelete)
     aside = _carry_out(store, plan, others) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
     show(repairing(store.url, plan, resume, done=is_done, aside=aside), output_of(ctx))
@@ -133,6 +134,23 @@ def repair(  # noqa: PLR0913 - the options of a command
             hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _with_random_states(
+    store: Store, plan: RepairPlan, others: list[Store], *, undelete: bool
+) -> RepairPlan:
+    """Plan anew with random states that follow from seed and step, if some are lost and do."""
+    if plan.manifest is None or not any(one.file.startswith("rng_state_") for one in plan.losses):
+        return plan
+    # Not before it is needed: it takes torch.
+    from resilient.train.interop.reseeding import random_states_of
+
+    options = read_storage_options(os.environ)
+    made = random_states_of(store.url, plan.manifest, storage_options=options)
+    if made is None:
+        return plan
+    others.append(made)
+    return plan_repair(store, plan.checkpoint, others, undelete=undelete)
 
 
 def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str, str]:

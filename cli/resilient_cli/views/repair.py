@@ -109,6 +109,11 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
     lost, whole = plan.lost_tensors, plan.whole_tensors
     names = f": {', '.join(lost)}" if lost else ""
     yield f"Lost: {count(len(lost), 'tensor')}{names}."
+    if any(one.file.startswith("rng_state_") for one in plan.losses):
+        yield (
+            "Random states that are lost do not follow from seed and step: other numbers were "
+            "drawn since. Without them dropout and augmentation draw other numbers from here on."
+        )
     hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
     left = [name for name, is_whole in plan.parts.items() if is_whole]
     yield f"Whole: {count(len(whole), 'tensor')}. Parts that are whole: {', '.join(left) or NONE}."

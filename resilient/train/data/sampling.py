@@ -267,6 +267,14 @@ def seed_worker(key: Sequence[int]) -> None:
     torch.manual_seed((int(words[2]) << 32) | int(words[3]))
 
 
+def seed_between_steps(seed: int, step: int, leaves: int) -> None:
+    """Seed what is drawn after the passes of a step (counted from 0) of ``leaves`` micro-batches.
+
+    With canonical reduction; the same on every rank.
+    """
+    seed_worker((seed, step, leaves + 1))
+
+
 def require_map_style(dataset: Any, role: str) -> int:
     """Return the size of a map-style dataset.
 

@@ -92,7 +92,8 @@ def rebuild_checkpoint(
         lost.add("best model")
     source = f"{manifest.checkpoint} of {url}"
     known = dict.fromkeys(("weights", "step", "place in the data"), source)
-    if "global_batch" not in manifest.data:
+    # The state says it as their Trainer counts, also where the manifest says nothing.
+    if "global_batch" not in manifest.data and "trainer_state" not in parts:
         known.pop("place in the data")
         lost.add("place in the data")
     consequences = {name: CONSEQUENCES[name] for name in sorted(lost)}

@@ -13,7 +13,7 @@ import torch
 
 from resilient.strategies.canonical.refusing import Buffers, refuse_mixing
 from resilient.train.arguments.reduction import is_canonical
-from resilient.train.data.sampling import seed_worker
+from resilient.train.data.sampling import seed_between_steps, seed_worker
 from resilient.train.reduction.probe import Arithmetic, require_same
 from resilient.train.reduction.rehearsal import rehearse
 from resilient.world.pulse import Phase
@@ -91,7 +91,7 @@ class LeafPasses:
         pulse.need_others()
         run.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))
         run.cursor.advance(run.deal)
-        self._seed(step, self._leaves + 1)
+        seed_between_steps(self.arithmetic.seed, step, self._leaves)
 
     @property
     def _leaves(self) -> int:
