@@ -80,9 +80,9 @@ MUTANTS = [
     ),
     Mutant(
         "a rotation sweeps the save that other ranks have begun",
-        "resilient/vault/rotation/rotate.py",
-        "(newest and one < newest and MANIFEST not in names)",
-        "(newest and one != newest and MANIFEST not in names)",
+        "resilient/vault/rotation/found.py",
+        "(newest and one < newest and MANIFEST not in names and",
+        "(newest and one != newest and MANIFEST not in names and",
         DISK,
     ),
     Mutant(

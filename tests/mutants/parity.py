@@ -77,8 +77,8 @@ MUTANTS = [
     Mutant(
         "what was let go comes back with holes",
         "resilient/vault/health/repair.py",
-        "    if plan.is_gone and not plan.is_whole:\n        return\n",
-        "",
+        "manifest is None or (plan.is_gone and not plan.is_whole)",
+        "manifest is None",
         REPAIR,
     ),
     Mutant(
@@ -97,10 +97,9 @@ MUTANTS = [
     ),
     Mutant(
         "a file is emptied before it is mended",
-        "resilient/vault/health/repair.py",
-        "            store.put(manifest.key(fix.file), data)",
-        "            store.delete(manifest.key(fix.file))\n"
-        "            store.put(manifest.key(fix.file), data)",
+        "resilient/vault/health/aside.py",
+        "    store.put(key, data)\n",
+        "    store.delete(key)\n    store.put(key, data)\n",
         SWEEP,
     ),
     Mutant(

@@ -19,14 +19,14 @@ SCALE = "tests/simulation/test_scale.py"
 MUTANTS = [
     Mutant(
         "rotation deletes what others refer to",
-        ROTATION,
+        "resilient/vault/rotation/found.py",
         "for one, name in self.stale() if not self.needed.holds(one, name)]",
         "for one, name in self.stale()]",
         SWEEP,
     ),
     Mutant(
         "rotation deletes what others refer to, seen by any history",
-        ROTATION,
+        "resilient/vault/rotation/found.py",
         "for one, name in self.stale() if not self.needed.holds(one, name)]",
         "for one, name in self.stale()]",
         MACHINE,
@@ -34,8 +34,8 @@ MUTANTS = [
     Mutant(
         "only the line of descent keeps what it refers to",
         ROTATION,
-        "if MANIFEST in names and one not in found.plan.doomed and one > oldest",
-        "if one.generation > 1 and one not in found.plan.doomed and one > oldest",
+        "if MANIFEST in names and (found.into or one not in found.plan.doomed) and one > oldest",
+        "if one.generation > 1 and (found.into or one not in found.plan.doomed) and one > oldest",
         ROTATE,
     ),
     Mutant(

@@ -171,8 +171,8 @@ MUTANTS = [
     ),
     Mutant(
         "leftovers of a crashed rotation stay",
-        "resilient/vault/rotation/rotate.py",
-        " or (newest and one < newest and MANIFEST not in names)",
+        "resilient/vault/rotation/found.py",
+        "or (newest and one < newest and MANIFEST not in names and one not in self.trash)",
         "",
         SWEEP,
     ),

@@ -42,9 +42,9 @@ MUTANTS = [
     ),
     Mutant(
         "rotation sweeps every folder without a manifest, saves in flight too",
-        "resilient/vault/rotation/rotate.py",
-        "(newest and one < newest and MANIFEST not in names)",
-        "(newest and MANIFEST not in names)",
+        "resilient/vault/rotation/found.py",
+        "(newest and one < newest and MANIFEST not in names and",
+        "(newest and MANIFEST not in names and",
         VAULT,
     ),
     Mutant(
