@@ -164,9 +164,9 @@ class ObstoreStore:
         if not len(room):
             self.stat(key)
             return 0
-        if self._transfers:
+        if transfers := self._transfers:
             with self._or_library():
-                return self._transfers.fill(key, start, room, arrived)
+                return transfers.fill(key, start, room, arrived)
         came = 0
         with self._errors("get", key, reading=True):
             for piece in self._stream(key, start, len(room)):
@@ -260,9 +260,10 @@ class ObstoreStore:
 
     def _sent(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> bool:
         """Put a large object over our own connections, and say whether that could be done."""
-        if len(view) >= _LARGE_BYTES_MIN and self._transfers:
+        transfers = self._transfers
+        if len(view) >= _LARGE_BYTES_MIN and transfers:
             with self._or_library():
-                self._transfers.put(key, view, part_bytes, in_flight)
+                transfers.put(key, view, part_bytes, in_flight)
                 return True
         return False
 

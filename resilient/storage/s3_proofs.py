@@ -30,6 +30,7 @@ ALGORITHM = "CRC32C"
 # Every client of Amazon's own says it too, and without it Ceph passes over the checksum.
 _SAID_HEADER = "x-amz-sdk-checksum-algorithm"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
+_TRIALS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class Proof:
 
     digest: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sum(self) -> str:
+        """The checksum, as a server says it again; empty if there is none."""
+        return self.headers.get(SUM_HEADER, "")
 
 
 def signed(body: memoryview) -> Proof:
@@ -59,13 +65,18 @@ def summed(body: memoryview) -> Proof:
 class Sums:
     """Whether a server holds checksums against bodies; one body finds out, the others wait not.
 
+    A trial without an answer says nothing. But what comes between may answer a checksum it does
+    not know with an error that passes for an outage, so the body after such a trial is signed,
+    and after three of them all are.
+
     Args:
         is_asked: false where only a signed SHA-256 will do.
     """
 
     def __init__(self, *, is_asked: bool) -> None:
         self._is_known, self._holds = not is_asked or crc32c is None, False
-        self._is_tried = False
+        self._is_tried = self._owes_signature = False
+        self._unanswered = 0
         self._lock = threading.Lock()
 
     def begin(self) -> bool:
@@ -73,8 +84,11 @@ class Sums:
         with self._lock:
             if self._is_known:
                 return self._holds
-            is_first, self._is_tried = not self._is_tried, True
-            return is_first
+            if self._is_tried or self._owes_signature:
+                self._owes_signature = self._owes_signature and self._is_tried
+                return False
+            self._is_tried = True
+            return True
 
     def end(self, *, holds: bool | None) -> None:
         """Take note of what was seen.
@@ -84,5 +98,11 @@ class Sums:
         """
         with self._lock:
             self._is_tried = False
+            if holds is None:
+                self._owes_signature = True
+                self._unanswered += 1
+                holds = False if self._unanswered >= _TRIALS_MAX and not self._is_known else None
             if holds is not None:
-                self._is_known, self._holds = True, holds
+                # One server of several that holds none decides for all.
+                self._holds = holds and (self._holds or not self._is_known)
+                self._is_known = True

@@ -182,7 +182,7 @@ class Transfers:
             is_held = begun.algorithm == ALGORITHM or not is_summed
             if is_held and self._put_parts(key, number, cut, is_summed=is_summed):
                 return True
-        except StoreError:
+        except (StoreError, Redirected):
             self._abort(key, number)
             raise
         self._abort(key, number)
@@ -218,12 +218,14 @@ class Transfers:
         """Return what the server says."""
         with self._answer(verb, key, asked) as answer:
             self._require(answer, verb, key)
-            return Said(
-                answer.text().decode("utf-8", "replace"),
-                answer.header("ETag"),
-                answer.header(SUM_HEADER) if asked.is_summed else "",
-                answer.header(ALGORITHM_HEADER),
-            )
+            held = answer.header(SUM_HEADER) if asked.is_summed else ""
+            if held and held != answer.proof.sum:
+                # Of what arrived. It was something else.
+                raise self._failed(
+                    verb, key, StoreUnavailable, "the server has another checksum than was sent"
+                )
+            text = answer.text().decode("utf-8", "replace")
+            return Said(text, answer.header("ETag"), held, answer.header(ALGORITHM_HEADER))
 
     @contextmanager
     def _answer(self, verb: str, key: str, asked: Asked) -> Iterator[Answer]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from resilient.clock import Clock
     from resilient.storage.s3_options import S3Options
+    from resilient.storage.s3_proofs import Proof
     from resilient.storage.s3_sign import Credentials
 
 WIRE_ERRORS = (OSError, HTTPException)
@@ -85,10 +86,12 @@ class Answer:
     Args:
         response: with its headers read.
         timer: gives the connection the time that is left.
+        proof: that went with the request's body.
     """
 
-    def __init__(self, response: HTTPResponse, timer: _Timer) -> None:
+    def __init__(self, response: HTTPResponse, timer: _Timer, proof: Proof) -> None:
         self.status = response.status
+        self.proof = proof
         self._response, self._timer = response, timer
 
     @property
@@ -205,8 +208,10 @@ class Wire:
         timer.socket = connection.sock
         is_whole = False
         try:
-            with closing(self._sent(connection, asked, timer)) as response:
-                answer = Answer(response, timer)
+            with self._digesting:
+                proof = summed(asked.body) if asked.is_summed else signed(asked.body)
+            with closing(self._sent(connection, asked, proof, timer)) as response:
+                answer = Answer(response, timer, proof)
                 yield answer
                 is_whole = answer.is_read()
         finally:
@@ -216,13 +221,13 @@ class Wire:
             else:
                 connection.close()
 
-    def _sent(self, connection: HTTPConnection, asked: Asked, timer: _Timer) -> HTTPResponse:
+    def _sent(
+        self, connection: HTTPConnection, asked: Asked, proof: Proof, timer: _Timer
+    ) -> HTTPResponse:
         url = f"{self._base}/{quote(asked.key, safe='/-._~')}" if asked.key else self._base
         if asked.query:
             url = f"{url}?{query_of(asked.query)}"
         now = datetime.fromisoformat(self._clock.now_iso())
-        with self._digesting:
-            proof = summed(asked.body) if asked.is_summed else signed(asked.body)
         target = url.removeprefix(self._origin)
         connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
         more = {**asked.signed, **proof.headers}
@@ -233,7 +238,7 @@ class Wire:
         for name, value in headers.items():
             connection.putheader(name, value)
         # A server that refuses may say so and hang up before it has read everything.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
             connection.endheaders()
             for at in range(0, len(asked.body), PIECE_BYTES):
                 timer.limit()

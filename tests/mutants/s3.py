@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _ABILITIES = "tests/unit/vault/test_abilities.py"
 _OPTIONS = "tests/unit/storage/test_s3_options.py"
 _WIRE = "tests/unit/storage/test_s3_wire.py --timeout 30"
+_SUMS = "tests/unit/storage/test_s3_checksums.py --timeout 30"
 _CONTRACT = "tests/s3/test_s3_contract.py"
 _FAULTS = "tests/s3/test_s3_faults.py"
 
@@ -121,35 +122,63 @@ MUTANTS = [
         "resilient/storage/s3_transfers.py",
         '            return bool(self._ask("put", key, whole).checksum)\n',
         '            return bool(self._ask("put", key, whole)) and is_summed\n',
-        _WIRE + " -k same_body_signed",
+        _SUMS + " -k same_body_signed",
     ),
     Mutant(
         "parts that no checksum was held against are joined",
         "resilient/storage/s3_transfers.py",
         "        if is_summed and not all(one.checksum for one in parts):\n",
         "        if is_summed and not any(one.checksum for one in parts):\n",
-        _WIRE + " -k begun_anew",
+        _SUMS + " -k begun_anew",
     ),
     Mutant(
         "a server that refuses checksums is asked each time",
         "resilient/storage/s3_transfers.py",
         "                holds = False\n",
         "                holds = None\n",
-        _WIRE + " -k same_body_signed",
+        _SUMS + " -k same_body_signed",
     ),
     Mutant(
         "an outage is taken for a server without checksums",
         "resilient/storage/s3_transfers.py",
         "        except StoreUnavailable:\n            raise\n        except StoreError:",
         "        except StoreError:",
-        _WIRE + " -k outage",
+        _SUMS + " -k outage",
+    ),
+    Mutant(
+        "whatever checksum a server says is taken for ours",
+        "resilient/storage/s3_transfers.py",
+        "            if held and held != answer.proof.sum:\n",
+        "            if False:\n",
+        _SUMS + " -k no_proof_of_what_was_meant",
+    ),
+    Mutant(
+        "a trial that nobody answered is made again at once",
+        "resilient/storage/s3_proofs.py",
+        "                self._owes_signature = True\n",
+        "                pass\n",
+        _SUMS + " -k outage",
+    ),
+    Mutant(
+        "a trial that nobody answers is made for ever",
+        "resilient/storage/s3_proofs.py",
+        "self._unanswered >= _TRIALS_MAX",
+        "self._unanswered < 0",
+        _SUMS + " -k three_times",
+    ),
+    Mutant(
+        "the last server of several decides",
+        "resilient/storage/s3_proofs.py",
+        "holds and (self._holds or not self._is_known)",
+        "holds",
+        _SUMS + " -k decides_for_all",
     ),
     Mutant(
         "the checksum is not signed",
         "resilient/storage/s3_wire.py",
         "        more = {**asked.signed, **proof.headers}\n",
         "        more = {**asked.signed}\n",
-        _WIRE + " -k says_again",
+        _SUMS + " -k says_again",
     ),
     Mutant(
         "a whole object is taken for a range of it",

@@ -1,7 +1,11 @@
 """Checksums in place of signed bodies, over https: only where the server holds them."""
 
 import os
+import socket
+import ssl
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,15 @@ from resilient.events import Emitter
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.storage import s3_wire
-from resilient.storage.s3_proofs import Proof, summed
+from resilient.storage.open import open_store
+from resilient.storage.s3_proofs import Proof, Sums, summed
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import committed
 from tests.services.ceph import Ceph
+from tests.services.faultproxy import Fault, FaultProxy
 from tests.services.newer import newer_ceph
 from tests.services.presence import require
+from tests.services.tls import make_certificate
 
 PART = 5 << 20
 SIZES = {"in one": 2 << 20, "in parts": 2 * PART + 12345}
@@ -83,11 +90,12 @@ def test_a_body_that_is_not_the_one_meant_is_refused(on_newer, monkeypatch, size
         broken = summed(memoryview(bytes(body[:-1]) + bytes([body[-1] ^ 1])))
         return Proof(good.digest, broken.headers)
 
-    monkeypatch.setattr(s3_wire, "summed", of_another)
     store = open_https(on_newer, within_seconds=1)
+    store.put("known", os.urandom(2 << 20))
+    monkeypatch.setattr(s3_wire, "summed", of_another)
     with pytest.raises(StoreUnavailable):
         store.put("a", os.urandom(size))
-    assert list(store.list()) == []
+    assert [one.key for one in store.list()] == ["known"]
     assert on_newer.uploads() == []
 
 
@@ -129,3 +137,70 @@ def test_a_checkpoint_whose_bodies_are_not_signed_is_whole(on_newer):
     checkpointer.close()
     store = open_https(on_newer)
     assert [verify(store, one, "deep") for one in committed(store)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(reset_share=0.5), Fault(cut_after_bytes=PART), Fault(status=503)]
+)
+def test_under_faults_bodies_with_checksums_land_whole(on_newer, fault):
+    with FaultProxy(on_newer.server.port) as proxy:
+        store = on_newer.open("obstore", proxy.endpoint, part_bytes=PART, parts_in_flight=2)
+        inner = store._store
+        # What breaks connections sees no TLS, so the checksums are asked for without it.
+        inner._transfers._sums = Sums(is_asked=True)
+        store.put("known", os.urandom(2 << 20))
+        proxy.fault = fault
+        ends = threading.Timer(1.5, lambda: setattr(proxy, "fault", Fault()))
+        ends.start()
+        data = [os.urandom(2 * PART + one) for one in range(4)]
+        for number, one in enumerate(data):
+            store.put(f"a{number}", one)
+        ends.join()
+        assert proxy.broken
+        assert inner._transfers._sums.begin()
+    assert [store_of(on_newer).get(f"a{number}") for number in range(4)] == data
+
+
+def store_of(bucket):
+    return bucket.open("obstore")
+
+
+def test_a_server_that_refuses_early_and_hangs_up_gets_a_signature(tmp_path):
+    made = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate, made.key)
+    digests = []
+
+    def serve(connection):
+        with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+            file = secure.makefile("rb")
+            head = b"".join(iter(lambda: file.readline().strip() + b"\n", b"\n")).decode().lower()
+            fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+            digests.append(fields["x-amz-content-sha256"])
+            if digests[-1] == "unsigned-payload":
+                secure.sendall(b"HTTP/1.1 403 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                return
+            file.read(int(fields["content-length"]))
+            secure.sendall(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listening.accept()[0],)).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        options = {
+            "endpoint": f"https://127.0.0.1:{listening.getsockname()[1]}",
+            "key": "k",
+            "secret": "s",
+            "ca_file": str(made.authority),
+        }
+        store = open_store("s3://bucket/run", within_seconds=20, storage_options=options)
+        store.put("a", bytes(16 << 20))
+        listening.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+    assert digests[0] == "unsigned-payload"
+    assert digests[-1] != "unsigned-payload"
+    assert len(digests) <= 3
