@@ -25,7 +25,7 @@ WANTED = frozenset(
         *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
         *("ProgressSeen", "NoticeHeard"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
-        *(*ENDS, "MetricsLogged", "PhaseEnded", "RolledBack"),
+        *(*ENDS, "MetricsLogged", "PhaseEnded", "RolledBack", "LossBroke"),
         *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
     }
 )

@@ -97,7 +97,7 @@ class LifeWatch:
     def _look_at_progress(self) -> Outcome | None:
         running = set(self._group.running_ranks)
         pids = self._group.pids
-        hang = self._health.look(pids, running)
+        hang = self._health.look(pids, running, self._barrier.is_begun)
         if hang is None:
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)

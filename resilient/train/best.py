@@ -23,14 +23,36 @@ class Best:
     """
 
     checkpoint: CheckpointId | None = None
+    sound: CheckpointId | None = None
+    """The last before the loss broke, for as long as it is broken."""
+
+    @property
+    def kept(self) -> list[CheckpointId]:
+        """What no rotation may take."""
+        return [one for one in (self.checkpoint, self.sound) if one]
+
+    def mind(self, saved: CheckpointId | None, *, begins: bool, is_broken: bool) -> None:
+        """Hold on to the last checkpoint before the loss broke, until it is good again.
+
+        Args:
+            saved: the last checkpoint.
+            begins: whether the loss was good until now.
+            is_broken: whether it is no number.
+        """
+        if not is_broken:
+            self.sound = None
+        elif begins and self.sound is None:
+            self.sound = saved
 
     def state_dict(self) -> dict[str, str]:
-        """Return the folder's name, or nothing."""
-        return {"checkpoint": str(self.checkpoint) if self.checkpoint else ""}
+        """Return the folders' names, or nothing."""
+        sound = {"sound": str(self.sound)} if self.sound else {}
+        return {"checkpoint": str(self.checkpoint) if self.checkpoint else "", **sound}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back the name."""
+        """Take back the names."""
         self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
+        self.sound = parse_checkpoint(state_dict.get("sound", ""))
 
 
 def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:

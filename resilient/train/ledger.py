@@ -140,8 +140,8 @@ class Ledger:
         else:
             self._entries += _stretch(cursor, until, reason)
 
-    def settle(self, means: Means) -> None:
-        """Read the losses that were noted. Collective.
+    def settle(self, means: Means) -> list[float]:
+        """Read the losses that were noted, and return them, one of each step. Collective.
 
         Args:
             means: per-step lists of losses -> their means over ranks.
@@ -152,6 +152,7 @@ class Ledger:
             self._losses += losses
             if len(self._entries) > ENTRIES_MAX:
                 self._fold()
+        return losses
 
     def close(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
         """Return the segment of a checkpoint; the save before it is durable.

@@ -40,6 +40,7 @@ def going_back(trainer: Trainer, run: Run) -> Iterator[None]:
         yield
     except LossBroken as broken:
         trainer.precision.zero_grad(run.optimizer)
+        trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         told = go_back(trainer, run, broken.reason)
         # What the loop itself would do, which is at its limit of size.
         trainer._emit = run.saver.emit  # noqa: SLF001

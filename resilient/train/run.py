@@ -257,7 +257,7 @@ class Run:
             self.is_fresh = False
             hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - what the whole gang tells
         if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
-            self.ledger.settle(self.meters.means)
+            self._settle_losses()
 
     def settle_for_saving(self, state: TrainerState, callbacks: dict[str, Any]) -> None:
         """Bring everything that a checkpoint holds up to this step. Collective."""
@@ -274,7 +274,18 @@ class Run:
     def settle_counts(self) -> None:
         """Read what was counted on devices, before it is saved. Collective."""
         self.counter.settle()
-        self.ledger.settle(self.meters.means)
+        self._settle_losses()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what is logged, and tell if it is broken. Collective."""
+        episodes, values = self.watch.episodes, self.meters.take()
+        broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
+        self.saver.mind(broke, is_broken=episodes.is_broken)
+        return values
+
+    def _settle_losses(self) -> None:
+        episodes, losses = self.watch.episodes, self.ledger.settle(self.meters.means)
+        self.saver.mind(episodes.read(self.saver.step, losses), is_broken=episodes.is_broken)
 
 
 def about_run(args: TrainingArguments, cursor: Cursor, deal: Deal, strategy: str) -> About:

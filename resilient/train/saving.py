@@ -22,9 +22,10 @@ from resilient.train.resuming import examine
 from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from resilient.checkpointer import About, Checkpointer
+    from resilient.events import Event
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.best import Best
@@ -73,6 +74,7 @@ class Saver:
         self._checkpointer = checkpointer
         self._about = about
         self._state = state
+        self._is_coordinator = session.world.is_coordinator
         self._has_keeper = bool(session.gang.launch.keeper)
         self._args = args
         self.ledger = ledger
@@ -177,6 +179,17 @@ class Saver:
         if self._saved is not None and self._saved_step == self._state.global_step:
             self._name_best(self._saved)
 
+    @property
+    def step(self) -> int:
+        """The last optimizer step."""
+        return self._state.global_step
+
+    def mind(self, broke: Sequence[Event], *, is_broken: bool) -> None:
+        """Tell how numbers broke; while they are none, keep the last checkpoint before that."""
+        self.best.mind(self._saved, begins=bool(broke), is_broken=is_broken)
+        for one in broke if self._is_coordinator else ():
+            self.emit(one, step=self.step)
+
     def wait(self) -> None:
         """Wait until everything saved is durable, and with tiers the last in each of them.
 
@@ -278,11 +291,10 @@ class Saver:
             self.took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
 
     def _save_now(self, step: int) -> CheckpointId:
-        keep = [self.best.checkpoint] if self.best.checkpoint else []
         measured, closes = self._state.measured(), self.ledger.close
         about = replace(self._about(), metrics=measured, ledger=closes)
         return self._checkpointer.save(
-            step, self._saved_parts, about, keep=keep, overlap=self._args.save_overlap
+            step, self._saved_parts, about, keep=self.best.kept, overlap=self._args.save_overlap
         )
 
     def _name_best(self, checkpoint: CheckpointId) -> None:

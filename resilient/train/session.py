@@ -195,6 +195,8 @@ def open_session(args: TrainingArguments) -> Session:
     """
     if not read_launch(os.environ).agent_pid:
         end_with_exit_codes()
+    # Shown before the others are met: who waits for a rank that never comes is not the one stuck.
+    pulse = own_pulse()
     gang = join(partial(_backend, args))
     _heed(args, gang.launch.every)
     clock = SystemClock()
@@ -208,7 +210,7 @@ def open_session(args: TrainingArguments) -> Session:
         emit=open_emitter(clock, gang.world, output, events, args.get_process_log_level()),
         args=args,
         events=events,
-        pulse=own_pulse(),
+        pulse=pulse,
         lull=threading.Event(),
     )
 

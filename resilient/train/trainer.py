@@ -252,7 +252,7 @@ class Trainer(TrainerBase):
             control.should_log = False
             run.counter.settle()
             if run.meters.recent_steps:
-                self.log(run.meters.take())
+                self.log(run.take_metrics())
         if control.should_evaluate:
             control.should_evaluate = False
             run.saver.before_update()

@@ -82,6 +82,11 @@ class Signs:
     step_seconds: tuple[float, ...]
     own_seconds: tuple[float, ...] = ()
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether it was in training, and if only for a moment."""
+        return self.step >= 0 or any(self.longest_seconds[Phase.FIRST :])
+
 
 class Pulse:
     """Shows this process's progress. One thread calls it.
@@ -283,9 +288,9 @@ def _open(notes: str, local_rank: int) -> Pulse:
 def heartbeat(step: int | None = None) -> None:
     """Tell the agent that this rank gets on, from a loop of one's own.
 
-    A rank that never calls it is never taken for hung. With ``step`` it says that this optimizer
-    step is done, and the time to the next call with a step is a step: after a few of them the
-    agent knows how long one takes, and a much longer one is a hang. Without, it says that
+    A job whose ranks never call it is never taken for hung. With ``step`` it says that this
+    optimizer step is done, and the time to the next call with a step is a step: after a few of
+    them the agent knows how long one takes, and a much longer one is a hang. Without, it says that
     something other than a step begins (an evaluation, a save): until the next call with a step
     the agent has patience (``--hang-patience``). Costs about two microseconds; outside
     ``resilient train`` it does nothing.

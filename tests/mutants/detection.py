@@ -11,6 +11,8 @@ CAUSES = "tests/unit/agent/test_causes.py"
 HISTORY = "tests/unit/agent/test_history.py"
 HANGS = "tests/process/test_hangs.py"
 MEMBERS = "tests/unit/agent/test_membership.py"
+EDGES = "tests/unit/agent/test_edges.py"
+OUTSIDE = "tests/process/test_stuck_outside.py"
 
 MUTANTS = [
     Mutant(
@@ -96,6 +98,90 @@ MUTANTS = [
         "        _send(one.pid, signal.SIGCONT)\n",
         "        pass\n",
         STACKS,
+    ),
+    Mutant(
+        "a rank that never begins is waited for for ever",
+        "resilient/agent/health/ranks.py",
+        "            or find_stuck_start(seen, rule, self._began_seconds, now_seconds)\n",
+        "",
+        f"{OUTSIDE} -k never_begins",
+    ),
+    Mutant(
+        "a rank that does not end is waited for for ever",
+        "resilient/agent/health/ranks.py",
+        "            or find_stuck_end(seen, rule, self._ended_seconds, now_seconds)\n",
+        "",
+        f"{OUTSIDE} -k does_not_end",
+    ),
+    Mutant(
+        "who waits in training for one that never begins is blamed",
+        "resilient/agent/health/ranks.py",
+        "        if find_starting(seen):\n",
+        "        if False:\n",
+        f"{OUTSIDE} -k blamed_by",
+    ),
+    Mutant(
+        "the trainer is not heard of before it has met the others",
+        "resilient/train/session.py",
+        "    pulse = own_pulse()\n    gang = join(partial(_backend, args))\n",
+        "    gang = join(partial(_backend, args))\n    pulse = own_pulse()\n",
+        f"{OUTSIDE} -k before",
+    ),
+    Mutant(
+        "a rank that never began has no stack",
+        "resilient/agent/workers/bootstrap.py",
+        "    _answer_with_stacks(arguments)\n",
+        "",
+        f"{OUTSIDE} -k never_begins",
+    ),
+    Mutant(
+        "a program is asked for a stack and dies of it",
+        "resilient/agent/workers/bootstrap.py",
+        'if not notes or arguments[:1] == ["--exec"]:',
+        "if not notes:",
+        "tests/process/test_programs.py -k stacks",
+    ),
+    Mutant(
+        "ranks that all start slowly hang",
+        "resilient/agent/health/edges.py",
+        "if not reaches or min(reaches) == max(reaches) or any",
+        "if not reaches or any",
+        EDGES,
+    ),
+    Mutant(
+        "a rank without signs is blamed although steps are done without it",
+        "resilient/agent/health/edges.py",
+        " or any(one.step >= 0 for one in seen):",
+        ":",
+        EDGES,
+    ),
+    Mutant(
+        "a start has no patience after a sign",
+        "resilient/agent/health/edges.py",
+        "max([began_seconds, *(one.quiet_since(began_seconds) for one in seen)])",
+        "began_seconds",
+        EDGES,
+    ),
+    Mutant(
+        "who still trains is not waited for at the end",
+        "resilient/agent/health/edges.py",
+        "if not heard or any(one.reach is Reach.TRAINING for one in heard):",
+        "if not heard:",
+        EDGES,
+    ),
+    Mutant(
+        "hosts whose ranks have ended say nothing to those whose ranks do not",
+        "resilient/agent/health/ranks.py",
+        " or (is_idle and is_over_elsewhere()):",
+        ":",
+        "tests/unit/agent/test_ends_elsewhere.py",
+    ),
+    Mutant(
+        "a store that is lost ends a job",
+        "resilient/agent/nodes/membership.py",
+        "        except dist.DistError:\n            return False\n",
+        "        except dist.DistError:\n            return True\n",
+        MEMBERS,
     ),
     Mutant(
         "the workers are killed before their stacks are taken",

@@ -27,8 +27,8 @@ MUTANTS = [
     Mutant(
         "saves of older launches count again",
         f"{FOLDER}/hearing.py",
-        "        if is_new:\n            _count_save",
-        "        if one:\n            _count_save",
+        "    if is_new:\n        _count_what",
+        "    if one:\n        _count_what",
         f"{FIGURES} -k since_the_agent",
     ),
     Mutant(

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 BACK = "tests/unit/train/test_rollback.py"
 LEDGER = "tests/unit/train/test_ledger.py"
+NUMBERS = "tests/unit/train/test_broken_numbers.py"
 
 MUTANTS = [
     Mutant(
@@ -79,5 +80,47 @@ MUTANTS = [
         '        self._recent.extend(state_dict["recent"])\n',
         "",
         f"{BACK} -k learned_is_saved",
+    ),
+    Mutant(
+        "numbers that break are told only where training goes back",
+        "resilient/train/run.py",
+        '        broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])\n',
+        "        broke = ()\n",
+        NUMBERS,
+    ),
+    Mutant(
+        "a loss that a log leaves out is never seen",
+        "resilient/train/run.py",
+        "self.saver.mind(episodes.read(self.saver.step, losses), is_broken=",
+        "self.saver.mind((), is_broken=",
+        NUMBERS,
+    ),
+    Mutant(
+        "numbers are told each time they are looked at",
+        "resilient/train/measures/episodes.py",
+        'return not self.is_broken and (kind != "spike" or self._kind != "spike")',
+        "return True",
+        NUMBERS,
+    ),
+    Mutant(
+        "a norm that fp16 expects to be infinite breaks",
+        "resilient/train/measures/episodes.py",
+        "        if not self._expects_infinite:\n",
+        "        if True:\n",
+        NUMBERS,
+    ),
+    Mutant(
+        "rotation takes the last checkpoint before the loss broke",
+        "resilient/train/best.py",
+        "(self.checkpoint, self.sound)",
+        "(self.checkpoint,)",
+        NUMBERS,
+    ),
+    Mutant(
+        "the next life forgets which checkpoint was sound",
+        "resilient/train/best.py",
+        'parse_checkpoint(state_dict.get("sound", ""))',
+        "None",
+        NUMBERS,
     ),
 ]

@@ -75,3 +75,10 @@ def test_what_may_not_be_run_is_told(program):
     with run(program, "--max-restarts", 0, "./worker.sh") as process:
         _, told = process.communicate(timeout=120)
     assert (process.returncode, "no program `./worker.sh`" in told) == (66, True)
+
+
+def test_it_is_not_asked_for_stacks_which_would_end_it(program):
+    program.write_text('#!/bin/sh\nls "$RESILIENT_NOTES" > notes\n', encoding="utf-8")
+    with run(program, "--nproc-per-node", 1, "./worker.sh") as process:
+        assert process.wait(60) == 0, process.stderr.read()
+    assert "stacks-" not in (program.parent / "notes").read_text(encoding="utf-8")

@@ -156,7 +156,11 @@ HangDeadline = Annotated[
 ]
 HangFloor = Annotated[float, _option("A deadline that is learned is never shorter.", min=0.1)]
 HangPatience = Annotated[
-    float, _option("Seconds for the first step, loading, evaluation, all that is no step.", min=0.1)
+    float,
+    _option(
+        "Seconds for the first step, loading, evaluation, all that is no step; for a start or end.",
+        min=0.1,
+    ),
 ]
 Nnodes = Annotated[str, _option("Nodes: N or MIN:MAX.")]
 Standalone = Annotated[

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _KILL_SECONDS = 5.0
 _LINES_MAX = 16
 _HINT = "if the ranks only needed longer: --hang-floor, --hang-patience or --hang-deadline off"
+_HINT_OF_EDGES = (
+    "if it had work to do there: a longer --hang-patience, or resilient.heartbeat() now and then"
+)
 _STATES = {"T": "stopped (SIGSTOP)", "D": "stuck in the kernel (D)", "R": "running", "S": "asleep"}
 
 
@@ -30,8 +33,8 @@ class HangFound(Event):
 
     Attributes:
         rank: that is behind, or stopped.
-        step: the last that it finished.
-        phase: what it was doing.
+        step: the last that it finished, -1 before the first.
+        phase: what it was doing: of :class:`resilient.world.pulse.Phase`, `starting` or `ending`.
         state: of its process, for a person.
         waited_seconds: how long it has shown no progress.
         deadline_seconds: how long it may.
@@ -66,7 +69,7 @@ class HangFound(Event):
         waited = f"{self.waited_seconds:.1f} s, and {self.deadline_seconds:.1f} s are allowed here"
         rows = [
             f"hang: no progress for {waited}{learned}",
-            f"  rank {self.rank} is {self.state}, after step {self.step}, in phase `{self.phase}`",
+            f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
         for ranks, one in alike(self.stacks).items():
             rows += _shown(ranks, one)
@@ -99,7 +102,10 @@ def end_hung(
     blamed = hang.first.rank
     message = f"hang: {describe_overdue(hang.first)}"
     inner = next((one.innermost for one in stacks if one.rank == blamed), "")
-    error = WorkerError(message=f"{message}{f', in {inner}' * bool(inner)}", hint=_HINT)
+    error = WorkerError(
+        message=f"{message}{f', in {inner}' * bool(inner)}",
+        hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
+    )
     failures = [
         Failure(one, error, Cause.HANG) for one in group.exits if one.command.rank == blamed
     ]
@@ -114,9 +120,13 @@ def describe_overdue(one: Overdue) -> str:
     """Return what a rank waited for, in a line."""
     state = _STATES.get(one.state, one.state)
     return (
-        f"{state} for {one.waited_seconds:.1f} s after step {one.step} "
-        f"(phase `{one.phase.name.lower()}`, {one.deadline_seconds:.1f} s allowed)"
+        f"{state} for {one.waited_seconds:.1f} s {_place(one.step)} "
+        f"(phase `{one.doing}`, {one.deadline_seconds:.1f} s allowed)"
     )
+
+
+def _place(step: int) -> str:
+    return f"after step {step}" if step >= 0 else "before any step"
 
 
 def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
@@ -124,7 +134,7 @@ def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
     return HangFound(
         rank=first.rank,
         step=first.step,
-        phase=first.phase.name.lower(),
+        phase=first.doing,
         state=_STATES.get(first.state, first.state or "silent"),
         waited_seconds=first.waited_seconds,
         deadline_seconds=first.deadline_seconds,

@@ -8,7 +8,7 @@ in a step                      the greatest of: the floor, 10 x the median step,
 in its first step, or between  the greatest of: the patience, twice the longest it has
 steps, loading, compiling ...  been in that phase
 stopped (SIGSTOP)              the deadline of a step, whatever it was doing
-outside training               never
+outside training               see :mod:`resilient.agent.health.edges`
 ============================== ========================================================
 
 Ranks that train together wait for the one behind. So the group hangs when every rank with the
@@ -161,7 +161,7 @@ class Vital:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A rank that made no progress within its deadline."""
+    """A rank that made no progress within its deadline; outside training ``edge`` says where."""
 
     rank: int
     step: int
@@ -169,6 +169,12 @@ class Overdue:
     state: str
     waited_seconds: float
     deadline_seconds: float
+    edge: str = ""
+
+    @property
+    def doing(self) -> str:
+        """What it was doing, in a word."""
+        return self.edge or self.phase.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ def find_hang(
     is_stopped = any(late[one.rank] is not None for one in stopped)
     if not found or not (is_stopped or all(late[one.rank] is not None for one in behind)):
         return None
-    return Hang(tuple(sorted(found, key=_suspicion)), learned.median_seconds)
+    return Hang(tuple(sorted(found, key=suspicion)), learned.median_seconds)
 
 
 def _overdue(vital: Vital, learned: Learned, rule: HangRule, now_seconds: float) -> Overdue | None:
@@ -238,7 +244,7 @@ def _overdue(vital: Vital, learned: Learned, rule: HangRule, now_seconds: float)
 _STATES = ("T", "D", "R")
 
 
-def _suspicion(one: Overdue) -> tuple[int, float, int]:
+def suspicion(one: Overdue) -> tuple[int, float, int]:
     """Order: the stopped, those stuck in the kernel, the busy; then whoever waits longest.
 
     Who sleeps waits for somebody, most often.

@@ -6,6 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient.agent.health.edges import (
+    Seen,
+    are_quiet,
+    find_starting,
+    find_stuck_end,
+    find_stuck_start,
+)
 from resilient.agent.health.gpus import GpuWatch
 from resilient.agent.health.heartbeat import Hang, Learned, Vital, find_hang
 from resilient.agent.health.oom import OomWatch
@@ -16,7 +23,7 @@ from resilient.events import Event, Level
 from resilient.world.pulse import pulse_path, read_signs, stacks_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from resilient.agent.health.heartbeat import HangRule
@@ -68,6 +75,8 @@ class Health:
         self._learned = Learned()
         self._known = Learned()
         self._ranks: Mapping[int, int] = {}
+        self._began_seconds = 0.0
+        self._ended_seconds: float | None = None
         self._stopped: dict[int, float] = {}
         self._hangs = 0
         self._steps_at_hang = -1
@@ -85,6 +94,7 @@ class Health:
             pulse_path(self._notes, local).unlink(missing_ok=True)
             stacks_path(self._notes, local).unlink(missing_ok=True)
         self._ranks = dict(ranks)
+        self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
         self._stopped.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
@@ -92,12 +102,18 @@ class Health:
         self._oom.begin()
         self._known = self._learned
 
-    def look(self, pids: Mapping[int, int], running: Collection[int]) -> Hang | None:
+    def look(
+        self,
+        pids: Mapping[int, int],
+        running: Collection[int],
+        is_over_elsewhere: Callable[[], bool] = bool,
+    ) -> Hang | None:
         """Return the hang of this host's ranks, None while there is none.
 
         Args:
             pids: process of each local rank.
-            running: the ranks, among all, that have not ended.
+            running: the ranks, among all, that have not ended; the others did with 0.
+            is_over_elsewhere: asked whether all ranks of another host have; only of late.
         """
         now_seconds = self._clock.monotonic_seconds()
         if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
@@ -115,10 +131,35 @@ class Health:
         steps = max((one.signs.step for one in vitals), default=-1)
         if steps > self._steps_at_hang:
             self._hangs = 0
-        hang = find_hang(vitals, self._learned, self._rule.doubled(self._hangs), now_seconds)
+        seen = self._seen(pids, vitals, running)
+        self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
+        hang = self._find(vitals, seen, now_seconds)
         if hang is not None:
             self._hangs, self._steps_at_hang = self._hangs + 1, max(steps, self._steps_at_hang)
         return hang
+
+    def _look_for_an_end(
+        self, seen: Collection[Seen], is_over_elsewhere: Callable[[], bool], now_seconds: float
+    ) -> None:
+        """Note when the first rank had ended; other hosts are asked only where none trains."""
+        if self._ended_seconds is not None:
+            return
+        is_idle = are_quiet(seen, self._rule, self._began_seconds, now_seconds)
+        if len(seen) < len(self._ranks) or (is_idle and is_over_elsewhere()):
+            self._ended_seconds = now_seconds
+
+    def _find(
+        self, vitals: Collection[Vital], seen: Collection[Seen], now_seconds: float
+    ) -> Hang | None:
+        rule = self._rule.doubled(self._hangs)
+        if find_starting(seen):
+            # Who is in training only waits for those; who is stopped does not.
+            vitals = [one for one in vitals if one.stopped_since_seconds is not None]
+        return (
+            find_hang([*vitals], self._learned, rule, now_seconds)
+            or find_stuck_start(seen, rule, self._began_seconds, now_seconds)
+            or find_stuck_end(seen, rule, self._ended_seconds, now_seconds)
+        )
 
     def evidence(self) -> Evidence:
         """Return what was seen in this life beside the ends of its workers."""
@@ -158,6 +199,19 @@ class Health:
             self._told_at_seconds, self._told_step = now_seconds, step
             phase, median_seconds = last.signs.phase.name.lower(), self._learned.median_seconds
             self._emit(ProgressSeen(step, last.rank, phase, median_seconds or 0.0))
+
+    def _seen(
+        self, pids: Mapping[int, int], vitals: Collection[Vital], running: Collection[int]
+    ) -> list[Seen]:
+        """Return the ranks that run, also those that have not shown a sign."""
+        heard = {one.rank: one for one in vitals}
+        pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
+        return [
+            Seen(rank, heard[rank].signs, heard[rank].state)
+            if rank in heard
+            else Seen(rank, None, state_of(pid_of[rank]))
+            for rank in running
+        ]
 
     def _vital(self, local: int, pid: int, now_seconds: float) -> Vital | None:
         signs = read_signs(pulse_path(self._notes, local))

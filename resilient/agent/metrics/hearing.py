@@ -17,6 +17,7 @@ _CAUSES = frozenset(one.value for one in (*Cause, *Kind))
 _OTHER = "other"
 _ASKED = frozenset({Kind.STOPPED.value, Kind.PREEMPTED.value, Kind.KILLED.value})
 _TOGETHER = frozenset({Kind.SUCCEEDED.value, Kind.STOPPED.value, Kind.PREEMPTED.value})
+_BROKEN = ("nan", "inf", "spike")
 _COUNTED = {
     "HangFound": names.HANGS,
     "NoticeHeard": names.NOTICES,
@@ -62,10 +63,8 @@ def hear_rank(one: Record, board: Board, *, is_new: bool) -> None:
     if one.event == "CheckpointCommitted":
         board.put(names.CHECKPOINT_TIME, one.at_ms / 1000)
         board.put(names.CHECKPOINT_BYTES, one.number("size_bytes"))
-        if is_new:
-            _count_save(one, board)
-    elif one.event == "SaveAborted" and is_new:
-        board.add(names.SAVES_ABORTED)
+    if is_new:
+        _count_what_ranks_tell(one, board)
 
 
 def begin(board: Board, version: str, now_seconds: float) -> None:
@@ -84,6 +83,8 @@ def begin(board: Board, version: str, now_seconds: float) -> None:
     for cause in (Cause.EXIT, Cause.SIGNAL, Cause.OOM_KILL, Cause.HANG):
         board.add(names.FAILURES, 0, cause.value)
         board.add(names.RESTARTS, 0, cause.value)
+    for kind in _BROKEN:
+        board.add(names.LOSSES_BROKEN, 0, kind)
 
 
 def _hear_reaction(one: Record, board: Board) -> None:
@@ -97,6 +98,15 @@ def _hear_reaction(one: Record, board: Board) -> None:
     if ended in _ASKED:
         board.add(names.PREEMPTIONS)
     board.put(names.RESTARTS_LEFT, one.number("restarts_left"))
+
+
+def _count_what_ranks_tell(one: Record, board: Board) -> None:
+    if one.event == "CheckpointCommitted":
+        _count_save(one, board)
+    elif one.event == "SaveAborted":
+        board.add(names.SAVES_ABORTED)
+    elif one.event == "LossBroke" and one.text("kind") in _BROKEN:
+        board.add(names.LOSSES_BROKEN, 1, one.text("kind"))
 
 
 def _count_save(one: Record, board: Board) -> None:

@@ -28,6 +28,9 @@ NOTICES = Metric(
 )
 HANGS = Metric("resilient_hangs_total", _COUNTER, "Hangs found.")
 STRAGGLERS = Metric("resilient_stragglers_total", _COUNTER, "Times a rank fell behind the others.")
+LOSSES_BROKEN = Metric(
+    "resilient_losses_broken_total", _COUNTER, "Times the loss was no number, or a spike.", "kind"
+)
 RESTARTS_LEFT = Metric(
     "resilient_restarts_left", _GAUGE, "Restarts after failures that the budget still allows."
 )

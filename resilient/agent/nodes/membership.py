@@ -135,6 +135,15 @@ class ExitBarrier:
         self._give_up_at_seconds: float | None = None
         self._leave_by_seconds: float | None = None
 
+    def is_begun(self) -> bool:
+        """Ask once whether any node is done; a lost store counts as no."""
+        try:
+            return self._nodes > 1 and any(
+                self._store.check([f"resilient/done/{node}"]) for node in range(self._nodes)
+            )
+        except dist.DistError:
+            return False
+
     def is_passed(self) -> bool:
         """Ask once whether every node is done; a lost store and a long wait count as yes."""
         if self._nodes == 1:

@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
     die_with_the_agent()
     _print_to_the_agent()
     _enable_fault_handler()
+    _answer_with_stacks(arguments)
     _log_imports()
     worker = os.getpid()
     try:
@@ -207,6 +208,27 @@ def _enable_fault_handler() -> None:
     # A script's launcher may have closed stderr.
     if sys.stderr is not None:
         faulthandler.enable()
+
+
+def _answer_with_stacks(arguments: list[str]) -> None:
+    """Write all stacks where the agent reads them, once it asks: see `resilient.world.pulse`.
+
+    Before the user's program runs, so that a rank answers which is stuck in its first import. What
+    is run in the place of this process would die of the signal.
+    """
+    notes, rank = os.environ.get("RESILIENT_NOTES", ""), os.environ.get("LOCAL_RANK", "")
+    if not notes or arguments[:1] == ["--exec"]:
+        return
+    import faulthandler
+    import signal
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    try:
+        file = os.open(os.path.join(notes, f"stacks-{rank}"), flags, 0o600)  # noqa: PTH118 - pathlib costs 10 ms
+    except OSError:
+        return
+    faulthandler.register(signal.SIGRTMIN + 10, file=file, all_threads=True, chain=False)
+    os.write(file, f"{os.getpid()}\n".encode())
 
 
 def _find_script(path: str) -> tuple[Any, dict[str, Any]]:

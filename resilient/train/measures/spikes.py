@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +10,36 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.train.data.stream_reading import is_stream
+from resilient.train.measures.episodes import RECENT, Episodes, LossBroke, kind_of, spike_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.train.arguments import TrainingArguments
 
-RECENT = 128
-LOSSES_TO_LEARN = 16
-_SIGMA = 1.4826  # a normal distribution's deviation by its median one
-_LEAST_SHARE = 0.01
-
 
 class LossBroken(Exception):
-    """The step that was about to be made would spoil the weights."""
+    """The step that was about to be made would spoil the weights.
 
-    def __init__(self, reason: str) -> None:
+    Attributes:
+        reason: for a person.
+        kind: ``nan``, ``inf`` or ``spike``.
+        figure: ``loss`` or ``grad_norm``.
+        numbers: the loss and its limit, of a spike.
+    """
+
+    def __init__(
+        self, reason: str, kind: str, figure: str = "loss", numbers: tuple[float, ...] = ()
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.kind = kind
+        self.figure = figure
+        self.numbers = numbers
+
+    def told(self, step: int) -> LossBroke:
+        """Return the fact, of the step that is not made."""
+        return LossBroke(self.kind, self.figure, step, *self.numbers)
 
 
 class LossWatch:
@@ -41,9 +52,13 @@ class LossWatch:
         args: ``rollback_on``, ``loss_spike_deviations``.
         device: where losses live.
         ranks: how many train together and know losses of their own.
+
+    Attributes:
+        episodes: what is told of numbers that were read anyway, also if no step is judged.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device, ranks: int) -> None:
+        self.episodes = Episodes(args)
         self.is_on = args.rollback_on != "off"
         self._finds_spikes = args.rollback_on == "spike"
         self._ranks = ranks
@@ -81,23 +96,21 @@ class LossWatch:
         self.forget()
         loss = total / self._ranks
         if not math.isfinite(loss):
-            raise LossBroken(f"the loss is {loss}")
+            raise LossBroken(f"the loss is {loss}", kind_of(loss))
         if bad:
-            raise LossBroken("the gradients are no numbers")
+            raise LossBroken("the gradients are no numbers", "nan", "grad_norm")
         limit = self.limit()
         if loss > limit:
             raise LossBroken(
-                f"the loss is {loss:.4g}, and {limit:.4g} is the limit by those before"
+                f"the loss is {loss:.4g}, and {limit:.4g} is the limit by those before",
+                "spike",
+                numbers=(loss, limit),
             )
         self._recent.append(loss)
 
     def limit(self) -> float:
         """Return the loss above which a step is a spike."""
-        if not self._finds_spikes or len(self._recent) < LOSSES_TO_LEARN:
-            return math.inf
-        median = statistics.median(self._recent)
-        deviation = _SIGMA * statistics.median(abs(one - median) for one in self._recent)
-        return median + self._deviations * max(deviation, _LEAST_SHARE * abs(median))
+        return spike_limit(self._recent, self._deviations) if self._finds_spikes else math.inf
 
     def state_dict(self) -> dict[str, Any]:
         """Return recent losses; the same on every rank."""

@@ -5,14 +5,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     RendezvousTimeout,
 )
 
-from resilient.agent.nodes.membership import MembershipWatch, went_on_without
+from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch, went_on_without
 from resilient.agent.nodes.roster import Roster, who_answers
 from resilient.clock import SystemClock
 
@@ -154,3 +154,18 @@ def test_a_node_that_left_as_agreed_is_not_lost(handlers):
 def test_whoever_refuses_a_connection_is_there():
     assert who_answers(["127.0.0.1"]) == (["127.0.0.1"], [])
     assert who_answers([]) == ([], [])
+
+
+class Gone:
+    def check(self, keys):
+        raise DistNetworkError(f"{keys}: the host of the store is gone")
+
+
+def test_a_node_that_still_runs_sees_that_another_is_done_and_nothing_in_a_lost_store():
+    store, clock = HashStore(), SystemClock()
+    mine, other = (ExitBarrier(store, node, 2, clock, 300.0) for node in (0, 1))
+    assert not mine.is_begun()
+    assert not other.is_passed()
+    assert mine.is_begun()
+    assert not ExitBarrier(store, 0, 1, clock, 300.0).is_begun()
+    assert not ExitBarrier(Gone(), 0, 2, clock, 300.0).is_begun()

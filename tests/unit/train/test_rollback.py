@@ -14,7 +14,8 @@ from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError, NumbersBroken, Preempted, SaveFailed
 from resilient.storage.open import open_store
 from resilient.train.data.orders import epoch_order
-from resilient.train.measures.spikes import LOSSES_TO_LEARN, LossBroken, LossWatch
+from resilient.train.measures.episodes import LOSSES_TO_LEARN
+from resilient.train.measures.spikes import LossBroken, LossWatch
 from resilient.train.stop import StopGate
 from resilient.vault.ledger.audit import audit
 from resilient.vault.registry.catalog import lineage

@@ -1,0 +1,30 @@
+"""What ranks tell of broken losses, as a figure."""
+
+from exposition import figures
+
+from resilient.accounting.records import Record, parse_line
+from resilient.agent.metrics.board import Board
+from resilient.agent.metrics.hearing import begin, hear_rank
+
+NAME = "resilient_losses_broken_total"
+
+
+def broke(kind):
+    return Record(1_800_000_000_000, "LossBroke", "rank-0.jsonl", {"kind": kind})
+
+
+def test_broken_losses_are_counted_by_kind_since_the_agent_is_there():
+    board = Board()
+    begin(board, "1", 1.0)
+    hear_rank(broke("nan"), board, is_new=False)
+    hear_rank(broke("odd"), board, is_new=True)
+    hear_rank(broke("inf"), board, is_new=True)
+    found = figures(board.page())
+    counts = {kind: found[f'{NAME}{{kind="{kind}"}}'] for kind in ("nan", "inf", "spike")}
+    assert counts == {"nan": 0, "inf": 1, "spike": 0}
+    assert "odd" not in board.page()
+
+
+def test_what_an_event_file_says_of_it_is_read():
+    line = '{"at": "2027-01-15T08:00:01.000Z", "event": "LossBroke", "kind": "nan"}'
+    assert parse_line(line, "rank-0.jsonl").text("kind") == "nan"
