@@ -20,7 +20,7 @@ from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.keeper.link import persister_for
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.saving.near import with_near_tier
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard

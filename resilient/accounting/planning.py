@@ -6,22 +6,27 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.accounting.interval import Bounds, Expectation, History, choose_interval, expect
 from resilient.accounting.timeline import Spent
+from resilient.interval import (
+    PROMOTING_SHARE_MAX,
+    Bounds,
+    Expectation,
+    History,
+    choose_interval,
+    expect,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.accounting.account import Account
-    from resilient.accounting.interval import Interval
     from resilient.accounting.records import Record
+    from resilient.interval import Interval
 
 MARGIN_SECONDS = 3.0
 """What the agent keeps of a deadline for itself, and what a save is given on top of its p95."""
 _NO_LOSS = frozenset({"preemption", "resize"})
 _HOST_LOST = frozenset({"agent_lost", "rendezvous_lost"})
-# Training does not wait for a promotion; the way to the store is to be free half of the time.
-_PROMOTING_SHARE_MAX = 0.5
 _MEDIAN, _P95 = 0.5, 0.95
 
 
@@ -115,7 +120,7 @@ def plan_tiers(known: Known, mtbf_seconds: float | None, asked_seconds: float) -
         plans.append(_tier("saves", interval, land_seconds, asked_seconds))
     if known.promoting.p50 is not None:
         mtbf = mtbf_seconds or known.host_losses.mtbf_seconds()
-        bounds = Bounds(_PROMOTING_SHARE_MAX, land_seconds=known.promoting.p95 or 0.0)
+        bounds = Bounds(PROMOTING_SHARE_MAX, land_seconds=known.promoting.p95 or 0.0)
         interval = choose_interval(known.promoting.p50, mtbf, bounds)
         plans.append(_tier("durable", interval, bounds.land_seconds, 0.0))
     return plans

@@ -201,6 +201,9 @@ def check_record(fields: Mapping[str, Any]) -> None:
         ValueError: a field is missing, of another type or out of bounds.
     """
     _RECORD(fields, "record")
+    skipped = fields.get("skipped", 0)
+    number(skipped, "record/skipped")
+    _require(skipped <= fields["number"], "record/skipped", "is above the number of the life")
 
 
 def check_receipt(fields: Mapping[str, Any]) -> None:

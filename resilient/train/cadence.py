@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from resilient.accounting.interval import Bounds, Interval, choose_interval
+from resilient.interval import Bounds, Interval, choose_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

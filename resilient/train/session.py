@@ -19,12 +19,12 @@ from resilient.storage.urls import protocol_of
 from resilient.strategies.meshes import together_size
 from resilient.train.arguments.checks import check
 from resilient.train.arguments.distribution import fsdp_options
-from resilient.train.arguments.every import settle_every
+from resilient.train.arguments.every import is_auto, settle_every
 from resilient.train.edge import end_with_exit_codes
 from resilient.train.reporting import open_emitter
 from resilient.train.stop import Grace, StopGate
 from resilient.vault.keeper.guest import KeeperAddress
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.comms import Comms
 from resilient.world.gang import Backend, join
 from resilient.world.launch import read_launch, tell_events, tell_repository
@@ -107,7 +107,7 @@ class Session:
             scope=topic,
             keeper=self._keeper(),
             near_url=args.near_repo,
-            tiering=Tiering(args.durable_every, args.near_total_limit, args.durable_every_seconds),
+            tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
 
@@ -244,3 +244,10 @@ def _backend_for(args: TrainingArguments, device: torch.device) -> str:
     # Norms of gradients that are in host memory are added up there.
     offloads = args.parallelism == "fsdp" and fsdp_options(args).cpu_offload
     return "cpu:gloo,cuda:nccl" if offloads else "nccl"
+
+
+def _tiering(args: TrainingArguments) -> Tiering:
+    """Return how saves go on from the near tier; who plans saves by their cost plans that too."""
+    said, seconds = args.durable_every, args.durable_every_seconds
+    is_planned = is_auto(args) and said is None and seconds is None
+    return Tiering(said, args.near_total_limit, seconds, is_planned)

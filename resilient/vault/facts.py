@@ -155,6 +155,33 @@ class CheckpointPromoted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DurableCadenceChosen(Event):
+    """How often the durable tier takes a save is chosen, or is another by more than a quarter.
+
+    Attributes:
+        interval_seconds: from one that goes on to the next.
+        cost_seconds: C, what a promotion takes.
+        mtbf_seconds: M, the mean time between losses of hosts.
+        losses: of hosts that are on record, which M is from.
+        bound: what keeps the interval from the best one; empty if nothing does.
+    """
+
+    interval_seconds: float
+    cost_seconds: float
+    mtbf_seconds: float
+    losses: int
+    bound: str
+
+    def line(self) -> str:
+        """Say the interval and why it is that."""
+        why = f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
+        why += f" {self.mtbf_seconds / 3600:.3g} h"
+        if self.bound:
+            why += f"; bounded ({self.bound})"
+        return f"a save goes on to the durable tier every {self.interval_seconds:.3g} s: {why}"
+
+
+@dataclass(frozen=True, slots=True)
 class PromotionFailed(Event):
     """A checkpoint did not get to the durable tier; the near one has it, the next save retries."""
 

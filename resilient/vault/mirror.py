@@ -11,6 +11,7 @@ repositories are two runs from then on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ class Shipment:
         missing: files that the target does not have.
         is_there: whether the target has the manifest already.
         lives: records of the lives that led to it, newest first.
+        others: records of the lives before it that led elsewhere, or saved nothing.
         segments: of the ledger up to it, newest first.
         ledger_problem: why its ledger is not copied whole, or nothing.
     """
@@ -64,6 +66,7 @@ class Shipment:
     missing: tuple[FileEntry, ...]
     is_there: bool
     lives: tuple[Generation, ...]
+    others: tuple[Generation, ...]
     segments: tuple[Segment, ...]
     ledger_problem: str
 
@@ -95,12 +98,13 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Shipmen
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
     lives = tuple(_lives(source, checkpoint.generation))
+    others = tuple(_others(source, target, lives))
     _require_same_run(target, manifest, lives)
     is_there = _require_same_manifest(target, key, data)
     sizes = {one.name: _size_of(target, manifest.key(one.name)) for one in manifest.files}
     missing = tuple(one for one in manifest.files if sizes[one.name] != one.size_bytes)
     segments, problem = _ledger(source, manifest)
-    return Shipment(manifest, data, missing, is_there, lives, segments, problem)
+    return Shipment(manifest, data, missing, is_there, lives, others, segments, problem)
 
 
 def copy_over(
@@ -147,7 +151,7 @@ def copy_over(
     _require_files(target, manifest)
     if not shipment.is_there:
         put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)
-    for life in shipment.lives:
+    for life in (*shipment.lives, *shipment.others):
         _record(target, life)
     mark_committed(target, manifest.checkpoint.generation)
     if manifest.parity:
@@ -163,6 +167,16 @@ def _lives(store: Store, number: int) -> Iterator[Generation]:
             return  # a resume does without
         yield record
         number = record.parent.generation if record.parent else 0
+
+
+def _others(store: Store, target: Store, lives: tuple[Generation, ...]) -> Iterator[Generation]:
+    """Yield the records that an audit of the copy would miss, as far as they can be read."""
+    known = {one.number for one in lives} | set(list_numbers(target))
+    newest = max((one.number for one in lives), default=0)
+    for number in list_numbers(store):
+        if number < newest and number not in known:
+            with suppress(IntegrityError, KeyNotFound):
+                yield read_generation(store, number)
 
 
 def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation, ...]) -> None:

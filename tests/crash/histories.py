@@ -29,7 +29,7 @@ from resilient.testing.turns import Turns
 from resilient.vault.registry import catalog
 from resilient.vault.registry.retention import BestOf, Retention
 from resilient.vault.registry.tags import read_tags
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder that forgets, which is what is modelled
 PLACE = ("runs", "seven")

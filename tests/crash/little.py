@@ -33,7 +33,7 @@ from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.reuse.refer import Base, base_of, divide
 from resilient.vault.rotation.rotate import carry_out, discard, look, rotate
 from resilient.vault.saving.persist import Job, persist
-from resilient.vault.saving.promoter import Promoter, Tiering
+from resilient.vault.saving.promoter import Promoter
 from resilient.vault.saving.write import write
 from resilient.vault.tiers.tiers import TieredStore, nearest
 from resilient.world.comms import Comms
@@ -42,6 +42,8 @@ from resilient.world.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from resilient.vault.saving.tiering import Tiering
 
 NEAR, DURABLE = "near", "durable"
 WORDS = 64

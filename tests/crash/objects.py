@@ -16,7 +16,7 @@ from resilient.storage.retrying import RetryingStore
 from resilient.testing.faults import Crash
 from resilient.testing.objectserver import Mishap, ObjectClient, ObjectServer, Trouble
 from resilient.vault.registry.retention import BestOf, Retention
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId

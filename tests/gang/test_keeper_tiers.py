@@ -23,7 +23,8 @@ from resilient.vault.keeper.room import Room
 from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.generations import list_marks
 from resilient.vault.saving import tidy as tidying
-from resilient.vault.saving.promoter import Promoter, Tiering
+from resilient.vault.saving.promoter import Promoter
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.sockets import BoardServer
 from resilient.world.world import World
 

@@ -16,7 +16,7 @@ from resilient.state.capture import Part
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.vault.registry.catalog import read_manifest
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.memory import MemoryBoard
 
 SECOND = CheckpointId(1, 2)

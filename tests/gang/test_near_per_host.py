@@ -18,7 +18,7 @@ from resilient.vault.desk import Orders
 from resilient.vault.health.verify import verify
 from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.vault.tiers.peers import PeerServer, PeerStore
 from resilient.vault.tiers.places import Places
 from resilient.vault.tiers.promote import promote

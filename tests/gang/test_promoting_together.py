@@ -15,7 +15,7 @@ from resilient.format.names import CheckpointId
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.verify import verify
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.agreement import Failure, attempt
 from resilient.world.memory import MemoryBoard
 

@@ -16,7 +16,7 @@ from resilient.testing.memory import MemoryStore
 from resilient.vault import facts
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import committed, read_manifest
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.memory import MemoryBoard
 
 CARRIED = "checkpoint-1-g1/carried/1"

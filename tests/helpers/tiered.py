@@ -15,7 +15,7 @@ from resilient.vault.desk import Desk, Limits
 from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.retention import Retention
 from resilient.vault.saving.near import with_near_tier
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.comms import Comms
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World

@@ -6,33 +6,34 @@ from tests.mutants.mutant import Mutant
 
 INTERVAL = "tests/unit/accounting/test_interval.py"
 CADENCE = "tests/unit/train/test_cadence.py"
+DURABLE = "tests/unit/vault/test_durable_cadence.py"
 PLAN = "tests/cli/test_plan.py"
 
 MUTANTS = [
     Mutant(
         "the formula falls as saves get dear",
-        "resilient/accounting/interval.py",
+        "resilient/interval.py",
         "young * (1 + root / 3 + root * root / 9) - cost_seconds",
         "young - cost_seconds",
         f"{INTERVAL} -k grows",
     ),
     Mutant(
         "saves may take any share of the time",
-        "resilient/accounting/interval.py",
+        "resilient/interval.py",
         'for least, name in ((overhead, "overhead"), (bounds.land_seconds, "landing")):',
         'for least, name in ((bounds.land_seconds, "landing"),):',
         f"{INTERVAL} -k bound",
     ),
     Mutant(
         "a preempted run counts as one that fails",
-        "resilient/accounting/interval.py",
-        "failures += cause in _LOSSES",
+        "resilient/interval.py",
+        "failures += cause in losses",
         'failures += cause != "membership"',
         f"{INTERVAL} -k preemptions",
     ),
     Mutant(
         "a run that never failed never will",
-        "resilient/accounting/interval.py",
+        "resilient/interval.py",
         "return (seen_seconds + PRIOR_SECONDS) / (self.failures + 1)",
         "return seen_seconds / (self.failures + 1)",
         f"{INTERVAL} -k prior",
@@ -115,5 +116,40 @@ MUTANTS = [
         "return 0 if fits else DOES_NOT_FIT",
         "return 0 if fits or known else DOES_NOT_FIT",
         f"{PLAN} -k should_do",
+    ),
+    Mutant(
+        "a failure that the near tier survives moves the durable tier's interval",
+        "resilient/vault/saving/tiering.py",
+        "observe(_lives(desk.store), HOST_LOSSES)",
+        "observe(_lives(desk.store))",
+        f"{DURABLE} -k survives",
+    ),
+    Mutant(
+        "promotions may take 5 % of the time",
+        "resilient/vault/saving/tiering.py",
+        "Bounds(SHARE_MAX, land_seconds=land_seconds)",
+        "Bounds(land_seconds=land_seconds)",
+        f"{DURABLE} -k moves_it",
+    ),
+    Mutant(
+        "what a promotion takes is not noted",
+        "resilient/vault/saving/promoter.py",
+        "                self._pace.note(took_seconds)\n",
+        "                pass\n",
+        f"{DURABLE} -k pays",
+    ),
+    Mutant(
+        "what is planned is not kept to",
+        "resilient/vault/saving/promoter.py",
+        "self._pace.plan(desk) if self._pace else self._tiering",
+        "self._tiering",
+        f"{DURABLE} -k pays",
+    ),
+    Mutant(
+        "auto plans one tier only",
+        "resilient/train/session.py",
+        "is_planned = is_auto(args) and said is None and seconds is None",
+        "is_planned = False",
+        f"{DURABLE} -k promotions_too",
     ),
 ]

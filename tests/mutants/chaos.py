@@ -8,9 +8,38 @@ PLANS = "tests/unit/testing/test_chaos_plans.py"
 PROMISES = "tests/unit/testing/test_chaos_promises.py"
 STRIKES = "tests/unit/testing/test_chaos_strikes.py"
 FOLDER = "resilient/testing/chaos"
+CLOCK = "tests/unit/testing/test_chaos_clock.py"
 BREAKS = f"{PROMISES} -k each_promise"
 
 MUTANTS = [
+    Mutant(
+        "whoever waits until a time of day waits for the moved one",
+        f"{FOLDER}/clock.c",
+        "if (moved && time.tv_sec > EPOCH) add(&time, -*moved);",
+        "if (0) add(&time, -*moved);",
+        f"{CLOCK} -k forward_and_back",
+    ),
+    Mutant(
+        "a clock moves from where it was at first",
+        f"{FOLDER}/clocks.py",
+        "self.moved_seconds += seconds",
+        "self.moved_seconds = seconds",
+        f"{CLOCK} -k forward_and_back",
+    ),
+    Mutant(
+        "nobody looks whether a clock moves",
+        f"{FOLDER}/clocks.py",
+        "    if abs(moved_seconds - _PROBE_SECONDS) < _PROBE_SLACK_SECONDS:\n",
+        "    if not told.returncode:\n",
+        f"{CLOCK} -k found_out",
+    ),
+    Mutant(
+        "the job is started with everybody's clock",
+        f"{FOLDER}/job.py",
+        "self.hands.environ if self.hands else {}",
+        "{}",
+        "tests/process/test_chaos.py -k clock_jumps",
+    ),
     Mutant(
         "another seed strikes the same",
         f"{FOLDER}/faults.py",

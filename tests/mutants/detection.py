@@ -295,4 +295,32 @@ MUTANTS = [
         "        return True\n",
         "tests/process/test_reactions.py -k wait",
     ),
+    Mutant(
+        "a host is judged by its own clock",
+        "resilient/agent/nodes/clocks.py",
+        "            beats[node] = self._seen[node].ours\n",
+        "            pass\n",
+        "tests/unit/agent/test_heartbeats_seen.py -k change",
+    ),
+    Mutant(
+        "a node writes others' heartbeats as it saw them",
+        "resilient/agent/nodes/clocks.py",
+        "return seen.raw if seen and seen.ours == moment else moment",
+        "return moment",
+        "tests/unit/agent/test_heartbeats_seen.py -k written",
+    ),
+    Mutant(
+        "a host that is silent lives on",
+        "resilient/agent/nodes/clocks.py",
+        "is_new = before is None or before.raw != moment",
+        "is_new = True",
+        "tests/unit/agent/test_heartbeats_seen.py -k change",
+    ),
+    Mutant(
+        "heartbeats carry the time of day of their hosts",
+        "resilient/agent/nodes/meeting.py",
+        "judge_by_sight(get_rendezvous_handler(told_where(parameters)))",
+        "get_rendezvous_handler(told_where(parameters))",
+        "tests/process/test_clocks_apart.py -k fast",
+    ),
 ]

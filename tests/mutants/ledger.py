@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 AUDIT = "tests/cli/test_audit.py"
+LIVES = "tests/cli/test_audited_lives.py"
 TRAINED = "tests/unit/train/test_ledger.py"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
 
@@ -101,5 +102,47 @@ MUTANTS = [
         '"cut short" if cut_short else "incomplete round")\n',
         "                pass\n",
         f"{TRAINED} -k cut_short",
+    ),
+    Mutant(
+        "a life of the chain may have no record",
+        "resilient/vault/ledger/lives.py",
+        "        except KeyNotFound:\n            flaws.append(",
+        "        except KeyNotFound:\n            () and flaws.append(",
+        f"{LIVES} -k missing",
+    ),
+    Mutant(
+        "a record of a life that does not prove says nothing",
+        "resilient/vault/ledger/lives.py",
+        "            flaws.append(Flaw(generation_key(number), 0, problem))\n",
+        "            continue\n",
+        f"{LIVES} -k missing",
+    ),
+    Mutant(
+        "a life that left no trace may be missing",
+        "resilient/vault/ledger/lives.py",
+        "    if missing > 0:\n",
+        "    if False:\n",
+        f"{LIVES} -k missing",
+    ),
+    Mutant(
+        "a record may be another run's",
+        "resilient/vault/ledger/lives.py",
+        "    if life.run_id != run_id:\n",
+        "    if False:\n",
+        f"{LIVES} -k missing",
+    ),
+    Mutant(
+        "a number that a claim left out is taken for a loss",
+        "resilient/vault/registry/generations.py",
+        "number - newest - 1 if candidate == number else 0",
+        "0",
+        f"{LIVES} -k left_out",
+    ),
+    Mutant(
+        "a copy has the records of its own line only",
+        "resilient/vault/mirror.py",
+        "(*shipment.lives, *shipment.others)",
+        "shipment.lives",
+        f"{LIVES} -k elsewhere",
     ),
 ]

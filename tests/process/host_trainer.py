@@ -20,7 +20,7 @@ from resilient.checkpointer import About
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.world.launch import read_launch
 from resilient.world.tcp import connect
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
+
+import pytest
+
+from resilient.testing.chaos.clocks import why_not_moving
 
 PLAN = """
 [[fault]]
@@ -15,6 +20,26 @@ at = 0.4
 [[fault]]
 kind = "bit_flip"
 at = 0.65
+"""
+
+CLOCK = """
+[[fault]]
+kind = "clock_skew"
+seconds = -7200
+at = 0.2
+
+[[fault]]
+kind = "kill"
+at = 0.4
+
+[[fault]]
+kind = "clock_skew"
+seconds = 86400
+at = 0.6
+
+[[fault]]
+kind = "preempt"
+at = 0.8
 """
 
 UNSEEDED = """
@@ -70,6 +95,30 @@ def test_a_training_that_survives_a_kill_and_a_flipped_bit_keeps_its_promises(tm
     assert {name for name, state in found.items() if state != "kept"} == {"one_writer"}
     assert found["one_writer"] == "untested"
     assert verdict["missed"] == []
+
+
+@pytest.mark.skipif(bool(why_not_moving()), reason=why_not_moving())
+def test_a_training_whose_clock_jumps_keeps_its_promises(tmp_path):
+    plan = tmp_path / "clock.toml"
+    plan.write_text(CLOCK, encoding="utf-8")
+    script = str(Path(__file__).with_name("workload.py"))
+    options = ("--output-dir", "{folder}", "--steps", "30", "--pause", "0.1")
+    ended = chaos(tmp_path, str(plan), "--nproc-per-node", "2", script, *options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    verdict = json.loads(ended.stdout)
+    assert [one["what"] for one in verdict["faults"][::2]] == [
+        "the time of day jumps by -7200 s",
+        "the time of day jumps by +86400 s",
+    ]
+    # A jump ends no life, and nothing is trained twice for it.
+    assert [one["exit"] for one in verdict["faults"]] == [None, None, None, 75]
+    assert [bool(one["restored"]) for one in verdict["faults"]] == [False, True, False, True]
+    found = states(ended)
+    assert found["exactly_once"] == found["exact"] == found["survival"] == "kept"
+    told = (tmp_path / "runs" / "struck" / "events" / "rank-0.jsonl").read_text().splitlines()
+    days = [datetime.fromisoformat(json.loads(line)["at"]) for line in told]
+    # Else nothing was moved, and nothing was tested.
+    assert max(days) - min(days) > timedelta(hours=23)
 
 
 def test_a_script_with_a_random_stream_of_its_own_is_found_out(tmp_path):

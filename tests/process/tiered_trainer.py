@@ -20,7 +20,7 @@ from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
 from resilient.storage.local import LocalStore
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 
 put = LocalStore.put
 reached = threading.Event()

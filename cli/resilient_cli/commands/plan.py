@@ -10,10 +10,10 @@ import typer
 
 from resilient.accounting.account import account
 from resilient.accounting.every import parse_every
-from resilient.accounting.interval import observe
 from resilient.accounting.planning import know, plan_tiers
 from resilient.accounting.records import read_records
 from resilient.errors import ConfigError, UsageError
+from resilient.interval import observe
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.generations import read_generations
 from resilient_cli.places import Repo, committed_of, open_repository, output_of

@@ -111,11 +111,13 @@ def connect(parameters: RendezvousParameters) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+    from resilient.agent.nodes.clocks import judge_by_sight
+
     patience_seconds = parameters.get_as_int("join_timeout", 0) or 0
     deadline_seconds = time.monotonic() + patience_seconds
     while True:
         try:
-            return get_rendezvous_handler(told_where(parameters))
+            return judge_by_sight(get_rendezvous_handler(told_where(parameters)))
         except RendezvousConnectionError:
             if time.monotonic() + _PAUSE_SECONDS > deadline_seconds:
                 raise

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
+from resilient.testing.chaos.clocks import why_not_moving
 from resilient.testing.chaos.faults import Kind
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class Machine:
         processes: why processes cannot be found and struck.
         mounting: why a small file system cannot be mounted.
         tracing: why system calls of another process cannot be made to fail.
+        moving: why the clock of one job cannot be moved.
     """
 
     processes: str = ""
     mounting: str = ""
     tracing: str = ""
+    moving: str = ""
 
 
 def look_at_machine(plan: ChaosPlan) -> Machine:
@@ -52,6 +55,7 @@ def look_at_machine(plan: ChaosPlan) -> Machine:
         processes="" if sys.platform == "linux" else f"it needs /proc, and this is {sys.platform}",
         mounting=_why_not_mounting() if plan.has(Kind.DISK_FULL) else "",
         tracing=_why_not_tracing() if plan.has(Kind.STORAGE_ERROR) else "",
+        moving=why_not_moving() if plan.has(Kind.CLOCK_SKEW) else "",
     )
 
 
@@ -89,8 +93,8 @@ def why_not(machine: Machine, *, has_notice: bool = False) -> dict[Kind, str]:
         Kind.DISK_FULL: machine.mounting,
         Kind.STORAGE_ERROR: machine.tracing,
         Kind.NOTICE: "the command has a --notice of its own" if has_notice else "",
-        Kind.CUT: "one host has no network to cut; chaos starts one host",
-        Kind.CLOCK_SKEW: "no clock can be moved for one job alone",
+        Kind.CUT: "chaos starts one host, and one host has no network to cut",
+        Kind.CLOCK_SKEW: machine.moving,
     }
     return {kind: why for kind, why in reasons.items() if why}
 

@@ -14,11 +14,12 @@ from resilient.testing.chaos.processes import kill_all, rank_processes, send
 from resilient.vault.registry.catalog import committed, folders_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from resilient.clock import Clock
     from resilient.format.names import CheckpointId
+    from resilient.testing.chaos.clocks import MovableClock
     from resilient.testing.chaos.processes import RankProcess
 
 FOLDER = "{folder}"
@@ -47,6 +48,7 @@ class Job:
         options: of `resilient train`, ours; those of the user come later and win.
         command: of the user: options, script and the script's own arguments.
         clock: time.
+        hands: of the clock that its processes see; None: that of everybody.
 
     Attributes:
         folder: of this run.
@@ -54,6 +56,7 @@ class Job:
         store: the same, to look into it.
         highest: the last step that any rank was ever seen to have finished.
         ranks: how many were seen at once.
+        hands: as given.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Job:
         options: Sequence[str],
         command: Sequence[str],
         clock: Clock,
+        hands: MovableClock | None = None,
     ) -> None:
         self.folder = folder
+        self.hands = hands
         self.repository = repository
         self.store = LocalStore(repository)
         self.highest = self.ranks = 0
@@ -86,8 +91,9 @@ class Job:
         assert self._process is not None, "start() comes first"  # noqa: S101
         return self._process.pid
 
-    def start(self, environ: Mapping[str, str] | None = None) -> None:
+    def start(self) -> None:
         """Run the command in the background."""
+        environ = self.hands.environ if self.hands else {}
         with self.said.open("ab") as said:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command
                 self._command,
@@ -95,7 +101,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **(environ or {})},
+                env={**os.environ, **environ},
             )
 
     def code(self) -> int | None:

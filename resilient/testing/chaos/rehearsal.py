@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient.format.names import parse_checkpoint
+from resilient.testing.chaos.clocks import MovableClock
 from resilient.testing.chaos.evidence import Ended, Evidence
 from resilient.testing.chaos.faults import Kind, draw_strikes
 from resilient.testing.chaos.feasible import mount_small, unmount
@@ -75,7 +76,8 @@ def rehearse(wish: Rehearsal, clock: Clock, tell: Callable[[str], None]) -> Evid
         calm_seconds = clock.monotonic_seconds() - began_seconds
         tell(f"the undisturbed run: {calmly.step} steps in {calm_seconds:.0f} s")
         repository = ends.enter_context(_place(wish, calm))
-        struck = Job(wish.folder / STRUCK, repository, _options(wish), wish.command, clock)
+        hands = MovableClock(wish.folder / STRUCK) if wish.plan.has(Kind.CLOCK_SKEW) else None
+        struck = Job(wish.folder / STRUCK, repository, _options(wish), wish.command, clock, hands)
         ends.callback(struck.kill)
         run = _StruckRun(wish, struck, clock, max(wish.within_seconds, _CALM_FACTOR * calm_seconds))
         evidence = run.through(calmly, tell)

@@ -56,6 +56,7 @@ class Striker:
             Kind.BIT_FLIP: self._flip,
             Kind.STORAGE_ERROR: self._break_storage,
             Kind.DISK_FULL: self._fill_disk,
+            Kind.CLOCK_SKEW: self._move_clock,
         }
 
     def strike(self, strike: Strike) -> Struck:
@@ -161,6 +162,12 @@ class Striker:
         told = replace(told, what="no space left")
         with full(self._job.repository / "chaos-ballast"):
             return self._until_a_save_fails(told)
+
+    def _move_clock(self, told: Struck) -> Struck:
+        hands, seconds = self._job.hands, told.strike.fault.seconds
+        assert hands is not None, "a plan with this fault starts the job with some"  # noqa: S101
+        hands.move(seconds)
+        return replace(told, what=f"the time of day jumps by {seconds:+g} s")
 
     def _until_a_save_fails(self, told: Struck) -> Struck:
         count = len(self._job.facts())

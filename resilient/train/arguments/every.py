@@ -29,6 +29,11 @@ def is_planned(args: TrainingArguments) -> bool:
     return every.says_saves and not every.steps
 
 
+def is_auto(args: TrainingArguments) -> bool:
+    """Say whether the time between saves follows from what they cost."""
+    return bool(args.save_every) and parse_every(args.save_every, "`save_every`").is_auto
+
+
 def memory_steps(args: TrainingArguments) -> int:
     """Return after how many steps memory holds one between saves, 0 for never."""
     return parse_every(args.save_every, "`save_every`").memory_steps if args.save_every else 0

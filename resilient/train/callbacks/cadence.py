@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.accounting.every import Every, parse_every
-from resilient.accounting.interval import History, observe
 from resilient.errors import ResilientError
 from resilient.events import Event
+from resilient.interval import History, observe
 from resilient.storage.open import open_store
 from resilient.train.arguments.every import is_planned
 from resilient.train.cadence import Measured, Planned, StepTimes, is_told, plan

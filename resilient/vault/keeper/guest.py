@@ -11,7 +11,8 @@ from resilient.storage.open import local_path, open_store
 from resilient.storage.urls import protocol_of
 from resilient.vault.desk import Limits
 from resilient.vault.saving.near import with_near_tier
-from resilient.vault.saving.promoter import Promoter, Tiering
+from resilient.vault.saving.promoter import Promoter
+from resilient.vault.saving.tiering import Tiering
 from resilient.vault.tiers.peers import PeerStore
 from resilient.vault.tiers.places import Places
 from resilient.vault.tiers.tiers import TieredStore

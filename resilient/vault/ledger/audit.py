@@ -20,6 +20,8 @@ from resilient.format.ledger import (
     Segment,
 )
 from resilient.vault.ledger.coverage import Coverage, Epoch, Gap
+from resilient.vault.ledger.flaws import Flaw
+from resilient.vault.ledger.lives import flaws_of_lives
 from resilient.vault.ledger.orders import expected_digest
 from resilient.vault.ledger.segments import list_segments, read_altered, read_segment
 from resilient.vault.registry.catalog import read_manifest
@@ -35,21 +37,6 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
     Expected = Callable[[str, int, int, int], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """Why the ledger proves nothing.
-
-    Attributes:
-        key: of the object that is not what it should be.
-        record: number of the record in its segment, from 1; 0: the segment as a whole.
-        problem: what is wrong.
-    """
-
-    key: str
-    record: int
-    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,7 @@ class Audit:
         segments: how many it has.
         records: how many they hold.
         lives: generations whose work is part of the result, rising.
-        claimed: how many lives began in all, as far as their records are there.
+        claimed: how many lives have a record.
         ranks: numbers of ranks that shared the data, one after the other.
         epochs: what became of their samples.
         left_out: samples that were left out on purpose, by reason.
@@ -131,6 +118,11 @@ def audit(
     chain = _follow_back(store, *anchor, found)
     if not chain:
         return found
+    found.lives = tuple(sorted({one.checkpoint.generation for one in chain}))
+    numbers = list_numbers(store)
+    found.claimed = len(numbers)
+    # First: without its record a life is taken to have begun elsewhere, and what follows is wrong.
+    found.flaws += flaws_of_lives(store, numbers, found.lives, found.run_id)
     found.flaws += [flaw for one in chain for flaw in broken_links(one)]
     found.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
     known = {chain[0].opening, *(link for one in chain for link in one.links)}
@@ -138,8 +130,6 @@ def audit(
     if not found.flaws:
         _cover(chain, *anchor, found, expected)
     found.segments = len(chain)
-    found.lives = tuple(sorted({one.checkpoint.generation for one in chain}))
-    found.claimed = len(list_numbers(store))
     found.abandoned = tuple(_abandoned(store, {one.key for one in chain}, known, found))
     return found
 
@@ -245,7 +235,7 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[Flaw]:
 
 
 def _parent(store: Store, number: int) -> CheckpointId | None:
-    """Return where a life began; None if its record says nothing."""
+    """Return where a life began; None if its record says nothing, which is a flaw by itself."""
     try:
         return read_generation(store, number).parent
     except (IntegrityError, KeyNotFound):

@@ -57,6 +57,8 @@ class Generation:
         claimed_at: UTC, ISO 8601.
         host: name of the machine that claimed it.
         token: unique to the claim, so that a lost answer can be settled by reading back.
+        skipped: how many numbers right before this one no life was ever to have, because
+            folders bore them already; without that every number has a record.
     """
 
     number: int
@@ -66,10 +68,11 @@ class Generation:
     claimed_at: str
     host: str
     token: str
+    skipped: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record's fields."""
-        return {
+        fields = {
             "format": _FORMAT,
             "version": _VERSION,
             "number": self.number,
@@ -80,6 +83,7 @@ class Generation:
             "host": self.host,
             "token": self.token,
         }
+        return {**fields, "skipped": self.skipped} if self.skipped else fields
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Generation:
@@ -101,6 +105,7 @@ class Generation:
             fields["claimed_at"],
             fields["host"],
             fields["token"],
+            fields.get("skipped", 0),
         )
 
 
@@ -139,7 +144,8 @@ def claim(
         )
     numbers = list_numbers(store)
     run_id = _run_id(store, numbers)
-    number = max([above, *numbers], default=0) + 1
+    newest = max(numbers, default=0)
+    number = max(above, newest) + 1
     for candidate in range(number, number + _ATTEMPTS_MAX):
         record = Generation(
             candidate,
@@ -149,6 +155,8 @@ def claim(
             clock.now_iso(),
             socket.gethostname(),
             uuid.uuid4().hex,
+            # Whatever lies between `number` and a later candidate a rival has just claimed.
+            number - newest - 1 if candidate == number else 0,
         )
         _check_writable(record)
         try:

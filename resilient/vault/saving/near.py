@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient.vault import facts
-from resilient.vault.saving.promoter import Promoter, Tiering
+from resilient.vault.saving.promoter import Promoter
 from resilient.vault.tiers.tiers import TieredStore
 
 if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
+    from resilient.vault.saving.tiering import Tiering
 
 
 def with_near_tier(desk: Desk, near: Store, tiering: Tiering) -> Desk:

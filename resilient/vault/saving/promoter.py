@@ -9,12 +9,10 @@ that a checkpoint is committed.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resilient import events
 from resilient.errors import (
-    ConfigError,
     Fenced,
     IntegrityError,
     PeerFailed,
@@ -26,6 +24,7 @@ from resilient.vault import facts
 from resilient.vault.desk import Orders
 from resilient.vault.registry.retention import Retention
 from resilient.vault.saving.tidy import tidy
+from resilient.vault.saving.tiering import Pace
 from resilient.vault.tiers.promote import Together, promote
 from resilient.world.agreement import agree
 from resilient.world.comms import Comms
@@ -37,55 +36,8 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.vault.desk import Desk
+    from resilient.vault.saving.tiering import Tiering
     from resilient.vault.tiers.tiers import TieredStore
-
-
-@dataclass(frozen=True, slots=True)
-class Tiering:
-    """How a near tier is used.
-
-    Attributes:
-        durable_every: each so manieth save goes on to the durable tier; None: each one, or with
-            ``durable_every_seconds`` what that says.
-        near_total_limit: how many checkpoints the near tier keeps.
-        durable_every_seconds: a save goes on too if so much time has passed since the last one
-            that did; None: time says nothing.
-
-    Raises:
-        ConfigError: a value that is not accepted.
-    """
-
-    durable_every: int | None = None
-    near_total_limit: int = 2
-    durable_every_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("durable_every", "near_total_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"`{name}`={value!r} is not accepted: use at least 1")
-        seconds = self.durable_every_seconds
-        if seconds is not None and not seconds > 0:
-            raise ConfigError(
-                f"`durable_every_seconds`={seconds!r} is not accepted: use more than 0"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value; its items are what a Tiering is made of."""
-        return asdict(self)
-
-    def is_due(self, saves: int, passed_seconds: float) -> bool:
-        """Say whether the cadence asks for a save.
-
-        Args:
-            saves: which one it is, from 1.
-            passed_seconds: since the last one that went on was committed.
-        """
-        seconds = self.durable_every_seconds
-        if seconds is not None and passed_seconds >= seconds:
-            return True
-        every = self.durable_every or (1 if seconds is None else 0)
-        return every > 0 and saves % every == 0
 
 
 class Promoter:
@@ -103,6 +55,7 @@ class Promoter:
     def __init__(self, tiers: TieredStore, tiering: Tiering) -> None:
         self._tiers = tiers
         self._tiering = tiering
+        self._pace = Pace() if tiering.is_planned else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-promote")
         self._in_flight: Future[bool] | None = None
         self._on_its_way: list[CheckpointId] = []
@@ -131,6 +84,8 @@ class Promoter:
         Crash: nothing changed.
         """
         self._mine, self._newest = mine, parent
+        if self._pace and desk.world.is_coordinator:
+            self._pace.begin(desk)
         leaders = desk.places.leaders
         if len(leaders) > 1:
             world = World(leaders.index(desk.world.rank), len(leaders))
@@ -157,7 +112,8 @@ class Promoter:
             wanted.add(self._newest)
         now_seconds = desk.clock.monotonic_seconds()
         passed_seconds = now_seconds - self._began_seconds
-        is_due = self._tiering.is_due(self._saves, passed_seconds)
+        tiering = self._pace.plan(desk) if self._pace else self._tiering
+        is_due = tiering.is_due(self._saves, passed_seconds)
         if is_due or self._saves == 1 or self._is_owing:
             wanted.add(checkpoint)
             self._began_seconds = now_seconds
@@ -307,6 +263,8 @@ class Promoter:
         put_bytes = promote(self._tiers, one, self._mine, together)
         if put_bytes:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
+            if self._pace:
+                self._pace.note(took_seconds)
             desk.tell(facts.CheckpointPromoted(one.folder, put_bytes, took_seconds))
         # What is gone, no later try would find either.
         self._done.add(one)

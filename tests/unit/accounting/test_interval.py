@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.accounting.every import Every, parse_every
-from resilient.accounting.interval import (
+from resilient.errors import ConfigError
+from resilient.interval import (
     PRIOR_SECONDS,
     Bounds,
     History,
@@ -18,7 +19,6 @@ from resilient.accounting.interval import (
     expect,
     observe,
 )
-from resilient.errors import ConfigError
 
 costs = st.floats(0.001, 1e5)
 times = st.floats(1.0, 1e7)

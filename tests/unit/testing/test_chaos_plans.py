@@ -79,7 +79,7 @@ def test_a_plan_is_shipped_or_a_file(tmp_path):
 
 def test_every_shipped_plan_can_be_read_and_says_what_it_is_for():
     plans = shipped()
-    assert {"calm", "kills", "preemptions", "damage", "storage", "mixed"} <= {
+    assert {"calm", "clock", "kills", "preemptions", "damage", "storage", "mixed"} <= {
         one.name for one in plans
     }
     assert all(one.description for one in plans)
@@ -117,13 +117,15 @@ def of(*kinds):
 
 
 def test_what_cannot_be_done_here_is_refused_with_all_reasons():
-    machine = Machine(mounting="only root may", tracing="no strace")
+    machine = Machine(mounting="only root may", tracing="no strace", moving="no compiler")
+    asked = of("kill", "disk_full", "storage_error", "clock_skew", "cut")
     with pytest.raises(ConfigError) as refused:
-        refuse_impossible(of("kill", "disk_full", "storage_error", "cut"), {"repo"}, machine)
+        refuse_impossible(asked, {"repo"}, machine)
     message = refused.value.message
     assert "`disk_full`: only root may" in message
     assert "`storage_error`: no strace" in message
-    assert "`cut`: one host has no network" in message
+    assert "`clock_skew`: no compiler" in message
+    assert "`cut`: chaos starts one host" in message
     assert "--repo: each of the two runs" in message
     assert "`kill`" not in message
     assert "stop" not in message

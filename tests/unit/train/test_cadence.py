@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import DieAfter, Dies, make_trainer
 
-from resilient.accounting import interval
+from resilient import interval
 from resilient.accounting.every import Every
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError

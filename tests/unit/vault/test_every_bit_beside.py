@@ -10,11 +10,12 @@ from functools import cache
 
 import pytest
 import torch
-from manifests import Values, begin, save
+from manifests import Values, save
 
 from resilient.errors import IntegrityError, KeyNotFound
+from resilient.format.document import seal
 from resilient.format.ledger import Place, Segment, step_row
-from resilient.format.names import CheckpointId, segment_key
+from resilient.format.names import CheckpointId, generation_key, segment_key
 from resilient.state.capture import Part
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.verify import copy_problem, verify
@@ -22,7 +23,9 @@ from resilient.vault.ledger.audit import audit
 from resilient.vault.ledger.segments import put_segment, read_segment
 from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import read_copy
+from resilient.vault.registry.generations import Generation, create_record
 
+RUN = "0123456789abcdef"  # as manifests of the helpers say
 STEP = CheckpointId(1, 2)
 PARITY = STEP.key("parity-0-0.r00000.parity")
 SEGMENT = segment_key(STEP)
@@ -33,10 +36,11 @@ HELPERS = (PARITY, STEP.copy_key, SEGMENT)
 def whole():
     """Return the objects of one life: its checkpoint with parity, and the ledger of two steps."""
     store = MemoryStore()
-    begin(store)
+    life = Generation(1, RUN, None, "test", "2026-01-02T03:04:05.678Z", "host", "ab" * 16)
+    create_record(store, generation_key(1), seal(life.to_json()))
     stop = Place(2, 0, 8)
     rows = (step_row(Place(), (2, 0, 0, 8, 2, 4, 1, 1, 2), 0.5),)
-    segment = Segment("0123456789abcdef", STEP, "", "", Place(), stop, 0, rows).closed()
+    segment = Segment(RUN, STEP, "", "", Place(), stop, 0, rows).closed()
     put_segment(store, segment)
     data = {"epoch": 0, "samples": 8, "ledger": segment.anchor.to_json()}
     save(store, STEP, parts={"model": Part(Values(weight=torch.ones(4)))}, parity=1, data=data)

@@ -14,7 +14,7 @@ from resilient.storage.store import Entry
 from resilient.testing.memory import MemoryStore
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.guest import Guest, Onwards
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.vault.tiers import peers
 from resilient.vault.tiers.peers import PIECE_BYTES_MAX, PeerServer, PeerStore
 from resilient.world.comms import Comms

@@ -21,7 +21,7 @@ from resilient.vault import facts
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.generations import claim
 from resilient.vault.registry.retention import Retention
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.vault.tiers.promote import promote
 
 

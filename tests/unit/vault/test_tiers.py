@@ -27,7 +27,7 @@ from resilient.vault.reading.read import read
 from resilient.vault.registry.catalog import committed, read_manifest
 from resilient.vault.registry.retention import Retention
 from resilient.vault.rotation.rotate import carry_out, look
-from resilient.vault.saving.promoter import Tiering
+from resilient.vault.saving.tiering import Tiering
 from resilient.vault.tiers.promote import promote
 from resilient.vault.tiers.tiers import TieredStore
 

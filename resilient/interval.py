@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 PRIOR_SECONDS = 86_400.0
 """A run that has not failed yet is taken to fail once in the time it was seen and a day more."""
@@ -22,6 +22,11 @@ SECONDS_MAX = 3600.0
 # Lives that began because work was lost. What was asked to stop saved before it went, and who
 # joins or leaves a run does that between two steps.
 _LOSSES = frozenset({"failure", "hang", "rollback"})
+HOST_LOSSES = frozenset({"membership"})
+"""Causes of lives that began because a host went, or came: the record does not tell which."""
+
+PROMOTING_SHARE_MAX = 0.5
+"""Training does not wait for a promotion; the way to the store is to be free half of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ def expect(
     return Expectation(saving, min(1.0, lost_seconds / mtbf_seconds), lost_seconds)
 
 
-def observe(lives: Iterable[tuple[str, str]]) -> History:
+def observe(lives: Iterable[tuple[str, str]], losses: Collection[str] = _LOSSES) -> History:
     """Return how often a run has failed, by the records of its lives.
 
     The time of a life is known if the agent began the next one, within moments of its end. Nobody
@@ -155,11 +160,12 @@ def observe(lives: Iterable[tuple[str, str]]) -> History:
 
     Args:
         lives: the cause of each and when it was claimed (ISO 8601), rising.
+        losses: the causes that count.
     """
     failures, observed_seconds, before = 0, 0.0, None
     for cause, claimed_at in lives:
         at = _seconds(claimed_at)
-        failures += cause in _LOSSES
+        failures += cause in losses
         if cause != "start" and before is not None and at is not None:
             observed_seconds += max(0.0, at - before)
         before = at
