@@ -226,7 +226,7 @@ def _job(
     if variable := next(filter(None, map(secret_assigned, asked.setup)), ""):
         raise ConfigError(
             f"--setup: the value of {variable} would be in the script and in SLURM's records",
-            hint=f"export {variable} where you call sbatch, and give --env {variable}",
+            hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
     grace = _grace_seconds(given.get("grace"), events, notice)
     lead = math.ceil(grace + budget.MARGIN_SECONDS)
