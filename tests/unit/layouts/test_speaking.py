@@ -75,5 +75,6 @@ def test_the_words_of_a_tokenizer_may_have_any_characters(tmp_path):
 
 
 def test_letters_of_all_languages_are_fine(tmp_path):
-    safetensors(tmp_path / "model.safetensors", "\u0441\u0445\u0435\u043c\u0430", "\u91cd\u307f", "poids_\xe9")
+    names = ("\u0441\u0445\u0435\u043c\u0430", "\u91cd\u307f", "poids_\xe9")
+    safetensors(tmp_path / "model.safetensors", *names)
     assert said(tmp_path) == []
