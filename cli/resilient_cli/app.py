@@ -255,5 +255,5 @@ def _where_it_was(error: BaseException) -> str:
         os.close(number)
         Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
-        return "run the same command with --debug for the traceback"
-    return f"the traceback is in {path}; --debug shows it"
+        return ""  # --debug shows it
+    return f"cat {path}"

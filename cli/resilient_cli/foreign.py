@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
 from resilient.layouts.judging import judge
 from resilient.layouts.recognizing import checkpoints_in, read_layout
+from resilient.layouts.values import Cure
 from resilient.layouts.weights import SAFE, TORCH
 from resilient.storage.folder import Listing, open_folder
 from resilient.storage.open import open_store
@@ -37,12 +38,14 @@ class Looked:
         contents: what it holds.
         verdict: whether training can go on from it.
         listing: its files.
+        sibling: another one of the same run that training can go on from, where it was looked for.
     """
 
     url: str
     contents: Contents
     verdict: Verdict
     listing: Listing
+    sibling: str = ""
 
 
 def is_foreign(url: str) -> bool:
@@ -101,12 +104,15 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
             proofs = prove(ToldFolder(folder, told, sum(listing.sizes.values())), listing, contents)
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = judge(contents, folder.url)
-    if verdict.answer == "no" and not verdict.command:
-        verdict = judge(contents, folder.url, _sibling(url))
+    is_helpless = verdict.answer == "no" and not verdict.command
+    is_wanted = is_helpless or any(one.cure is Cure.EARLIER for one in contents.problems)
+    sibling = _sibling(url) if is_wanted else ""
+    if is_helpless:
+        verdict = judge(contents, folder.url, sibling)
     if verdict.answer == "no" and not verdict.command:
         # It says what can be mended, and of the rest what is whole.
         verdict = replace(verdict, command=f"resilient ckpt repair {shlex.quote(folder.url)}")
-    return Looked(folder.url, contents, verdict, listing)
+    return Looked(folder.url, contents, verdict, listing, sibling)
 
 
 def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
@@ -132,10 +138,11 @@ def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
 def _unknown(url: str, listing: Listing) -> UnknownLayout:
     inside = checkpoints_in(listing)
     hint = f"resilient ckpt inspect {url.rstrip('/')}/{inside[0]}" if inside else ""
-    what = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
+    newest = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
+    what = newest or "; docs/layouts.md has a list"
     return UnknownLayout(
         f"`{url}` is no checkpoint of a tool that is known{what}",
-        hint=hint or "name the folder or the file of one checkpoint; docs/layouts.md has a list",
+        hint=hint or f"resilient ckpt ls {url}",
     )
 
 

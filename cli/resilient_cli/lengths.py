@@ -22,7 +22,7 @@ def seconds_of(text: str, option: str) -> float:
     """
     seconds = parse_length(text)
     if not seconds:
-        raise UsageError(f"{option} {text!r} is no length of time", hint=f"{option} 10m")
+        raise UsageError(f"{option} {text!r} is no length of time, as 10m is")
     return seconds
 
 
@@ -48,5 +48,5 @@ def share_of(text: str, option: str) -> float:
     elif found and int(found[3]):
         share = int(found[2]) / int(found[3])
     if not 0 < share <= 1:
-        raise UsageError(f"{option} {text!r} is no share", hint=f"{option} 5%, or {option} 1/20")
+        raise UsageError(f"{option} {text!r} is no share, as 5% and 1/20 are")
     return share

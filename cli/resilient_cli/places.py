@@ -69,7 +69,8 @@ def open_repository(place: str | None, repo: str | None) -> Store:
     url = place or repo
     if not url:
         raise UsageError(
-            "no repository was named", hint="add its URL, or use --repo, or set RESILIENT_REPO"
+            "no repository was named: by its URL, --repo or RESILIENT_REPO",
+            hint="export RESILIENT_REPO=s3://bucket/run",
         )
     options = read_storage_options(os.environ)
     return open_store(url, within_seconds=WITHIN_SECONDS.get(), storage_options=options)
@@ -129,6 +130,7 @@ def committed_of(store: Store) -> list[CheckpointId]:
     found = committed(store)
     if not found and not list_numbers(store) and not lineage(store).skipped:
         raise RepositoryNotFound(
-            f"no repository at `{store.url}`", hint="look at the URL; no run ever began there"
+            f"no repository at `{store.url}`: no run ever began there",
+            hint=f"resilient doctor --repo {store.url}",
         )
     return found

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +19,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
 from resilient.showing import cleared, without_secrets
+from resilient.storage.errnos import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,9 +111,10 @@ def show(answer: Answer, output: Output) -> None:
         width = columns_of(sys.stdout)
         lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout), width=width)
     try:
-        for line in lines:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        with answering():
+            for line in lines:
+                sys.stdout.write(line + "\n")
+            sys.stdout.flush()
     except BrokenPipeError:
         leave_the_pipe()
 
@@ -131,6 +134,25 @@ def _cleared(answer: Answer) -> Answer:
 
 def _cells(rows: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(tuple(map(without_secrets, row)) for row in rows)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Say of a stdout that takes no more what it is: a full disk, mostly.
+
+    Raises:
+        StoreError: of the kind that the system's error is; a pipe that nobody reads is none.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        leave_the_pipe()  # what is left in the buffer would fail again at the end
+        raise kind_of(error)(
+            f"the answer could not be written to stdout, and is cut short: {error.strerror}",
+            hint="df -h",
+        ) from error
 
 
 def leave_the_pipe() -> None:

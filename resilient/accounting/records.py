@@ -117,7 +117,7 @@ def _files(folder: Path) -> list[Path]:
             return files
     raise RepositoryNotFound(
         f"no event files in `{folder}`: neither agent.jsonl nor rank-0.jsonl",
-        hint="name the FOLDER of `resilient train --events FOLDER`, or the output folder",
+        hint="resilient train --events FOLDER SCRIPT",
     )
 
 

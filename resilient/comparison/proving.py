@@ -14,7 +14,7 @@ from resilient.comparison.reading import BLOCK_ELEMENTS, Elements, ReadAhead
 from resilient.layouts.checksums import BEHIND, check_bytes
 from resilient.layouts.plain import ALONE
 from resilient.layouts.scanning import Risk, scan
-from resilient.layouts.values import MODEL, OPTIMIZER, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, Cure, Problem, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Itera
     weights = {name: None for one in tensors if one.part == MODEL for name in one.files}
     for name in weights:
         if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
-            yield Problem(name, _ZEROS, is_fatal=True)
+            yield Problem(name, _ZEROS, is_fatal=True, cure=Cure.COPY)
 
 
 def _each(
@@ -126,7 +126,7 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
         most, _ = Counter(steps.values()).most_common(1)[0]
         one = next(one for one, step in steps.items() if step != most)
         what = f"`{one.name[:80]}` is {steps[one]:g}, and most others are {most:g}"
-        yield Problem(one.files[0], what)
+        yield Problem(one.files[0], what, cure=Cure.COPY)
 
 
 def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
@@ -135,7 +135,7 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
     if counts.nans or counts.infinite:
         what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
         loses = "" if counts.nans else f"finite numbers in the {_WORDS[tensor.part]}"
-        return Problem(place, what, loses, is_fatal=bool(counts.nans))
+        return Problem(place, what, loses, is_fatal=bool(counts.nans), cure=Cure.EARLIER)
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
         return Problem(place, what, is_fatal=True)

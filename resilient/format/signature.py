@@ -84,7 +84,7 @@ class Signing:
         if self.is_required and self.key is None:
             raise ConfigError(
                 "a signature is required, and there is no key to check it with",
-                hint="export RESILIENT_SIGNING_KEY_FILE=signing.key (or RESILIENT_SIGNING_KEY)",
+                hint="export RESILIENT_SIGNING_KEY_FILE=signing.key",
             )
 
     @staticmethod

@@ -14,7 +14,7 @@ from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, whole
 from resilient.layouts.halves import model_half, optimizer_half
 from resilient.layouts.progress import read_random, required, schedule_of
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Cure, Problem, Unreadable
 from resilient.layouts.weights import SAFE, read_all
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ def read_saved_state(folder: Folder, listing: Listing) -> Contents:
         StoreError: it could not be read.
     """
     model = model_half(folder, listing, tag_of(folder, listing))
-    optimizer = optimizer_half(folder, listing, model, "")
-    more, problems = _more(folder, listing, model)
     schedule, odd = _schedules(folder, listing, model)
+    optimizer = optimizer_half(
+        folder, listing, model, "", is_begun=bool(schedule and schedule.step)
+    )
+    more, problems = _more(folder, listing, model)
     world = model.engine.world if model.engine else model.world
     rng, lost = read_random(folder, listing, _RANDOM, world=world)
     own, place, broken = _own(folder, listing)
@@ -129,7 +131,7 @@ def _scheduled(
     if optimizer.rates == schedule.rates or len(optimizer.rates) != len(schedule.rates):
         return []
     what = f"the optimizer has the rates {optimizer.rates}, the schedule {schedule.rates}"
-    return [Problem(".", what, "the agreement of its files")]
+    return [Problem(".", what, "the agreement of its files", cure=Cure.COPY)]
 
 
 def _had_schedule(folder: Folder, listing: Listing) -> bool:
@@ -167,10 +169,12 @@ def _own(folder: Folder, listing: Listing) -> tuple[tuple[Tensor, ...], str, lis
 def _unplaced(listing: Listing, ranks: int | None) -> list[Problem]:
     """Return what is to say of the place in the data, which accelerate keeps for few loaders."""
     if _LOADER not in listing.sizes:
-        return [Problem(".", "nothing in it says how far in the data it was", _PLACE)]
+        return [
+            Problem(".", "nothing in it says how far in the data it was", _PLACE, cure=Cure.UNKEPT)
+        ]
     if (ranks or 1) > 1:
         what = f"{ranks} ranks wrote their place in the data to this one file, and one was last"
-        return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one")]
+        return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one", cure=Cure.UNKEPT)]
     return []
 
 

@@ -7,11 +7,11 @@ than was saved, a loss; where it takes one of both and is right, the contradicti
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.values import MODEL, Problem
+from resilient.layouts.layers import LAYER
+from resilient.layouts.values import MODEL, Cure, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,6 @@ _EMBEDDINGS = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-_LAYER = re.compile(r"(?:(.*?)\.)?(?:h|layers?|blocks?)\.(\d{1,6})\..*")
 _OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
 _AXES = 2
 
@@ -48,7 +47,10 @@ def odd_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
     history = state.get("log_history")
     entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
     step = whole(state.get("global_step"))
-    found = [Problem(place, one) for one in _in_time(entries, step, decimal(state.get("epoch")))]
+    found = [
+        Problem(place, one, cure=Cure.NEEDLESS)
+        for one in _in_time(entries, step, decimal(state.get("epoch")))
+    ]
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
@@ -62,7 +64,7 @@ def odd_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
             f"its best metric is {best:g}, and its log has no such number at its best step, {at}: "
             "what is better from now on is decided by it"
         )
-        found.append(Problem(place, what, "the best checkpoint"))
+        found.append(Problem(place, what, "the best checkpoint", cure=Cure.COPY))
     return found
 
 
@@ -106,7 +108,8 @@ def odd_schedule(place: str, value: Mapping[Any, Any]) -> list[Problem]:
     count, step = whole(value.get("_step_count")), whole(value.get("last_epoch"))
     if count is None or step is None or count == step + 1 or "_schedulers" in value:
         return []
-    return [Problem(place, f"it counts {count} calls at step {step}, and each step is one more")]
+    what = f"it counts {count} calls at step {step}, and each step is one more"
+    return [Problem(place, what, cure=Cure.NEEDLESS)]
 
 
 def odd_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
@@ -119,7 +122,7 @@ def odd_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Pr
                 f"the learning rate of group {at} is {one:g} in the optimizer and {other:g} in the "
                 "schedule: the next step is made with the optimizer's"
             )
-            return [Problem(".", what, _AGREEMENT)]
+            return [Problem(".", what, _AGREEMENT, cure=Cure.COPY)]
     return []
 
 
@@ -136,7 +139,7 @@ def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> 
     if may_skip:
         return []
     what = f"the optimizer made {optimizer.step} updates by step {step}, and no scaler skipped any"
-    return [Problem(".", what, _AGREEMENT)]
+    return [Problem(".", what, _AGREEMENT, cure=Cure.COPY)]
 
 
 def odd_config(place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Problem]:
@@ -173,9 +176,9 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
     name = next((one for one in _DEPTHS if whole(config.get(one)) is not None), None)
     stacks: dict[str, int] = {}
     for one in tensors:
-        if match := _LAYER.fullmatch(one.name):
-            stack = match[1] or ""
-            stacks[stack] = max(stacks.get(stack, 0), int(match[2]) + 1)
+        if match := LAYER.fullmatch(one.name):
+            stack = match["stack"] or ""
+            stacks[stack] = max(stacks.get(stack, 0), int(match["number"]) + 1)
     # Of a model with two stacks each has a key of its own.
     if name is None or len(stacks) != 1 or any(config.get(one) for one in _OTHER_LAYERS):
         return

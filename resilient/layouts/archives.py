@@ -166,7 +166,7 @@ def open_archive(
         StoreError: it could not be read.
     """
     if name not in listing.sizes:
-        raise Unreadable("it is missing")
+        raise Unreadable(listing.why_unread(name))
     whole = listing.sizes[name]
     size_bytes = whole - start if size_bytes is None else size_bytes
     if start < 0 or size_bytes <= 0 or start + size_bytes > whole:

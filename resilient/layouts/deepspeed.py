@@ -26,6 +26,7 @@ from resilient.layouts.values import (
     MODEL,
     OPTIMIZER,
     Contents,
+    Cure,
     Optimizer,
     Problem,
     Tensor,
@@ -159,7 +160,7 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
         what = "no optimizer states beside the model's"
-        lost = Problem(engine.prefix or ".", what, _MOMENTS)
+        lost = Problem(engine.prefix or ".", what, _MOMENTS, cure=Cure.COPY)
         return replace(found, problems=(*found.problems, *disagreements(engine), lost))
     held = {(int(one[1]), int(one[2])) for one in names.values()}
     world, rows = _sizes(engine)

@@ -106,7 +106,7 @@ def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "
     """
     name = f"{prefix}{INDEX}"
     if name not in listing.sizes:
-        raise Unreadable("it is missing")
+        raise Unreadable(listing.why_unread(name))
     if listing.sizes[name] > BYTES_MAX:
         raise Unreadable(f"an index of {listing.sizes[name]} bytes")
     pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
@@ -242,7 +242,7 @@ def _slices(
         found[name].append(piece)
         size_bytes = listing.sizes.get(piece.file)
         if size_bytes is None:
-            lacking[piece.file] = "it is missing"
+            lacking[piece.file] = listing.why_unread(piece.file)
         elif piece.start + piece.size_bytes > size_bytes:
             lacking[piece.file] = f"it ends too early, with {size_bytes} bytes"
     problems = [Problem(file, why, is_fatal=True) for file, why in sorted(lacking.items())]

@@ -30,7 +30,7 @@ def read_json(folder: Folder, listing: Listing, name: str) -> dict[str, Any]:
         StoreError: it could not be read.
     """
     if name not in listing.sizes:
-        raise Unreadable("it is missing")
+        raise Unreadable(listing.why_unread(name))
     if listing.sizes[name] > JSON_BYTES_MAX:
         raise Unreadable(f"a document of {listing.sizes[name]} bytes")
     return _parsed(folder.read(name, 0, JSON_BYTES_MAX), "it")
@@ -87,7 +87,7 @@ def read_header(
         StoreError: it could not be read.
     """
     if name not in listing.sizes:
-        raise Unreadable("it is missing")
+        raise Unreadable(listing.why_unread(name))
     size_bytes = listing.sizes[name]
     head = folder.read(name, 0, 8)
     if len(head) != 8:  # noqa: PLR2004 - the length field

@@ -17,7 +17,7 @@ from resilient.layouts.archives import Archive, data_start
 from resilient.layouts.documents import read_json, read_text, whole
 from resilient.layouts.pickled import TensorRef
 from resilient.layouts.pickles import leaves
-from resilient.layouts.values import ITEM_BITS, Form, Problem, Unreadable
+from resilient.layouts.values import ITEM_BITS, Cure, Form, Problem, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def missing(
     wanted = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
     lost = islice((one for one in wanted if one not in held), _NAMED_MAX)
     return [
-        Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True)
+        Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True, cure=Cure.COPY)
         for rank, row in lost
     ]
 
@@ -157,8 +157,7 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
             # may count the short step at an epoch's end, which the engine alone then does not.
             is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != found
             is_fatal = is_mixed or not _fits(engine, found)
-            loses = "" if is_fatal else AGREEMENT
-            problems.append(Problem(place, what, loses, is_fatal=is_fatal))
+            problems.append(_odd(place, what, is_fatal=is_fatal))
     return problems[:1]
 
 
@@ -179,8 +178,7 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
         what = f"its optimizer made {step} updates by step {wanted}: {_ODD}"
         # Who loads without the optimizer's state begins it anew in the middle of a run.
         is_fatal = is_mixed or step > wanted or _trainer_step(engine) is not None
-        loses = "" if is_fatal else AGREEMENT
-        problems.append(Problem(name, what, loses, is_fatal=is_fatal))
+        problems.append(_odd(name, what, is_fatal=is_fatal))
     return problems[:_NAMED_MAX]
 
 
@@ -201,7 +199,7 @@ def _copies(engine: Engine) -> Iterator[Problem]:
         # Ranks with nothing but what fills their part are alike.
         if other is not part and not _is_blank(part.archive):
             what = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
-            yield Problem(part.archive.name, what, is_fatal=True)
+            yield _odd(part.archive.name, what, is_fatal=True)
 
 
 def _is_blank(archive: Archive) -> bool:
@@ -234,10 +232,15 @@ def _odd_ones(
             f"its `{field}` is {_shown(one)}, and that of others {_shown(right)}: {_ODD}",
             loses,
             is_fatal=not loses,
+            cure=Cure.COPY,
         )
         for name, one in known.items()
         if one != right
     ][:_NAMED_MAX]
+
+
+def _odd(place: str, what: str, *, is_fatal: bool) -> Problem:
+    return Problem(place, what, "" if is_fatal else AGREEMENT, is_fatal=is_fatal, cure=Cure.COPY)
 
 
 def _common(found: Iterable[Any], wanted: Any) -> Any:

@@ -11,13 +11,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.pickled import TensorRef
-from resilient.layouts.values import Problem
+from resilient.layouts.values import Cure, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from resilient.layouts.archives import Archive
 
+_EMPTIED = "it has nothing of any parameter: what it had gathered of each begins anew"
 _REPAIR = "resilient ckpt repair {path}"
 _SCALARS = (
     *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
@@ -45,7 +46,27 @@ def odd_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
     return [_fatal(place, one) for one in sayings]
 
 
-def is_emptied(value: Any, archive: Archive) -> bool:
+def odd_optimizer(
+    place: str, value: Any, archive: Archive, *, is_begun: bool = True
+) -> list[Problem]:
+    """Return what of ``{state, param_groups}`` is wrong, and whether nothing is in it.
+
+    Args:
+        place: the file.
+        value: of it.
+        archive: that reads its numbers.
+        is_begun: whether steps were made; before that nothing is gathered yet.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    odd = odd_groups(place, value, archive)
+    if is_begun and _is_emptied(value, archive):
+        odd.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Cure.COPY))
+    return odd
+
+
+def _is_emptied(value: Any, archive: Archive) -> bool:
     """Say whether an optimizer that keeps something of each parameter has nothing of any."""
     first: Any = next(iter(value["param_groups"]), {})
     if value["state"] or not isinstance(first, dict):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import read_engine
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
-from resilient.layouts.groups import is_emptied, odd_groups
+from resilient.layouts.groups import odd_optimizer
 from resilient.layouts.progress import optimizer_of, required
-from resilient.layouts.values import MODEL, OPTIMIZER, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, Cure, Problem, Unreadable
 from resilient.layouts.weights import read_all, read_weights
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
 _MODEL_SLICES = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)[^/]*\.distcp")
 _OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
 _OPTIMIZER_SLICES = re.compile(r"(optimizer_\d{1,4}/)[^/]*\.distcp")
-_EMPTIED = "it has nothing of any parameter: what it had gathered of each begins anew"
-_REPAIR = "resilient ckpt repair {path}"
 _MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
 
 
@@ -80,7 +78,9 @@ def model_half(folder: Folder, listing: Listing, tag: str) -> Half:
     return Half(tensors, None, "", tuple(problems))
 
 
-def optimizer_half(folder: Folder, listing: Listing, model: Half, loses: str) -> Half:
+def optimizer_half(
+    folder: Folder, listing: Listing, model: Half, loses: str, *, is_begun: bool = True
+) -> Half:
     """Return the optimizer's half; of an engine it is in the model's.
 
     Args:
@@ -88,6 +88,7 @@ def optimizer_half(folder: Folder, listing: Listing, model: Half, loses: str) ->
         listing: what is there.
         model: the other half.
         loses: what its own tool begins anew when nothing of it is there; empty: that tool stops.
+        is_begun: whether steps were made.
 
     Raises:
         StoreError: it could not be read.
@@ -98,18 +99,17 @@ def optimizer_half(folder: Folder, listing: Listing, model: Half, loses: str) ->
     if sharded:
         return _half(folder, listing, sharded, OPTIMIZER, "")
     last = OPTIMIZERS[0] if loses else OPTIMIZERS[1]
-    name = next((one for one in OPTIMIZERS if one in listing.sizes), last)
+    name = next((one for one in OPTIMIZERS if listing.is_there(one)), last)
     try:
         archive = open_archive(folder, listing, name)
         found = required(optimizer_of(archive.value, archive), "an optimizer")
-        odd = odd_groups(name, archive.value, archive)
-        if loses and is_emptied(archive.value, archive):
-            odd.append(Problem(name, _EMPTIED, "the optimizer's state", help=_REPAIR))
+        odd = odd_optimizer(name, archive.value, archive, is_begun=is_begun)
         return Half(archive.tensors(OPTIMIZER), found, problems=tuple(odd))
     except Unreadable as error:
         # What is missing may be passed over in silence; what is broken stops the tool.
-        is_fatal = not loses or name in listing.sizes
-        return Half(problems=(Problem(name, str(error), loses, is_fatal=is_fatal),))
+        is_fatal = not loses or listing.is_there(name)
+        cure = Cure.REPAIR if listing.is_there(name) else Cure.COPY
+        return Half(problems=(Problem(name, str(error), loses, is_fatal=is_fatal, cure=cure),))
 
 
 def _half(folder: Folder, listing: Listing, prefix: str, part: str, kind: str) -> Half:

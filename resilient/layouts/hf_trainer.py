@@ -133,7 +133,7 @@ def _schedule(
         archive = open_archive(folder, listing, _SCHEDULE)
         found = required(schedule_of(archive.value, archive), "a schedule")
     except Unreadable as error:
-        is_fatal = _SCHEDULE in listing.sizes
+        is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
     return found, odd_schedule(_SCHEDULE, archive.value)
 

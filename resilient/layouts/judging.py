@@ -35,14 +35,15 @@ def judge(contents: Contents, path: str, sibling: str = "") -> Verdict:
         helps = {one.help for one in fatal}
         told = helps.pop() if len(helps) == 1 else ""
         other = f"resilient ckpt inspect {shlex.quote(sibling)}" if sibling else ""
-        return Verdict("no", why, _filled(told, path) or other)
+        return Verdict("no", why, filled(told, path) or other)
     lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
     # A checkpoint with a loss is refused by our own import.
     ours = contents.layout == _TAKEN_OVER and not lost
     return Verdict(
-        "partly" if lost else "yes", lost, _filled(OURS if ours else contents.resume, path)
+        "partly" if lost else "yes", lost, filled(OURS if ours else contents.resume, path)
     )
 
 
-def _filled(command: str, path: str) -> str:
+def filled(command: str, path: str) -> str:
+    """Return a command with where the checkpoint is in it."""
     return command.replace("{path}", path if "'" in command else shlex.quote(path))

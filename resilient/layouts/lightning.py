@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.archives import open_archive, tensors_in
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
 from resilient.layouts.documents import decimal, whole
+from resilient.layouts.groups import odd_optimizer
 from resilient.layouts.progress import ahead, optimizer_of, schedule_of
-from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Cure, Problem, Unreadable
 
 if TYPE_CHECKING:
     from resilient.layouts.archives import Archive
@@ -63,6 +64,10 @@ def read_run(archive: Archive) -> Contents:
         problems.append(_fatal(archive.name, what))
     elif len(optimizers) != len(states):
         problems.append(_fatal(archive.name, "an optimizer's state in it is none"))
+    is_begun = bool(whole(value.get("global_step")))
+    for one in states:
+        if optimizer_of(one, archive) is not None:
+            problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
     return replace(found, problems=(*problems, *found.problems))
 
 
@@ -117,7 +122,12 @@ def _progress(
             *_schedule_lost(archive, schedules, schedule),
             *_loops_lost(archive, step),
             *ahead(archive.name, optimizer, step),
-            Problem(archive.name, "Lightning keeps no random states", "the random state"),
+            Problem(
+                archive.name,
+                "Lightning keeps no random states",
+                "the random state",
+                cure=Cure.UNKEPT,
+            ),
         ),
     )
 
@@ -134,7 +144,7 @@ def _schedule_lost(
     if not schedules and any(_at(one, "initial_lr") is not None for one in groups):
         # The loader pairs schedules with states, and what has no state begins anew in silence.
         what = "the optimizer had a schedule, and it has none"
-        return [Problem(archive.name, what, "the schedule")]
+        return [Problem(archive.name, what, "the schedule", cure=Cure.COPY)]
     return []
 
 
@@ -143,7 +153,14 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     value = archive.value
     loop = _at(value.get("loops"), "fit_loop")
     if not isinstance(loop, dict):
-        return [Problem(archive.name, "it has no progress of its loops", f"{_PLACE} and the step")]
+        return [
+            Problem(
+                archive.name,
+                "it has no progress of its loops",
+                f"{_PLACE} and the step",
+                cure=Cure.COPY,
+            )
+        ]
     problems = []
     progress = _at(loop, "epoch_loop.automatic_optimization.optim_progress")
     made = whole(_down(progress, "optimizer", "step", "total", "completed"))
@@ -153,13 +170,13 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     counted = (made or 0) + (manual or 0)
     if made is not None and step is not None and counted != step:
         what = f"its loops made {counted} steps, and it says {step}"
-        problems.append(Problem(archive.name, what, "the agreement of its parts"))
+        problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Cure.COPY))
     batches = _at(loop, "epoch_loop.batch_progress")
     is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
     kept = _down(loop, "state_dict", "combined_loader")
     if is_within and not kept:
         what = "it was saved within an epoch, and its loader keeps no place"
-        problems.append(Problem(archive.name, what, _PLACE))
+        problems.append(Problem(archive.name, what, _PLACE, cure=Cure.UNKEPT))
     return problems
 
 

@@ -15,6 +15,7 @@ from resilient.layouts.documents import decimal, read_json, read_text, whole
 from resilient.layouts.pickled import Made
 from resilient.layouts.values import (
     Contents,
+    Cure,
     Optimizer,
     Problem,
     RandomStates,
@@ -90,13 +91,19 @@ def _read(folder: Folder, listing: Listing, prefix: str) -> Contents:
     step = whole(common.get("iteration"))
     rng = _random(index)
     if rng is None:
-        problems.append(Problem(".", "no random states are saved", "the random state"))
+        problems.append(
+            Problem(".", "no random states are saved", "the random state", cure=Cure.UNKEPT)
+        )
     optimizer = _optimizer(index.tensors, common)
     if optimizer is None:
-        problems.append(Problem(".", "no optimizer is in it", "the optimizer's state"))
+        problems.append(
+            Problem(".", "no optimizer is in it", "the optimizer's state", cure=Cure.UNKEPT)
+        )
     samples = whole(given.get("consumed_train_samples"))
     if common and samples is None:
-        problems.append(Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE))
+        problems.append(
+            Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE, cure=Cure.UNKEPT)
+        )
     problems += _disagreements(folder, prefix, step, optimizer)
     version = common.get("checkpoint_version")
     return Contents(
@@ -186,7 +193,7 @@ def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> S
     if not isinstance(found, dict):
         if common:
             what = "it has no state of the schedule"
-            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule"))
+            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule", cure=Cure.UNKEPT))
         return None
     return Schedule(whole(found.get("num_steps")))
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, read_header, whole
+from resilient.layouts.groups import odd_optimizer
 from resilient.layouts.progress import ahead, optimizer_of, schedule_of
 from resilient.layouts.values import (
     MODEL,
     OPTIMIZER,
     OTHER,
     Contents,
+    Cure,
     Optimizer,
     Problem,
     Schedule,
@@ -20,6 +22,8 @@ from resilient.layouts.values import (
 from resilient.layouts.weights import read_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resilient.layouts.archives import Archive
     from resilient.layouts.values import Tensor
     from resilient.storage.folder import Folder, Listing
@@ -37,6 +41,8 @@ _WANTED = {
 _STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
 _EPOCHS = ("epoch", "current_epoch", "epochs_trained")
 _OPTIMIZER_NAMES = ("optim", "opt")
+_LISTED_MAX = 16
+"""Optimizers in a list that are looked at."""
 _SCHEDULE_NAMES = ("sched", "lr_sched")
 
 
@@ -79,14 +85,20 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
             lacking.append(what)
     if optimizer is None and schedule is None and tensors:
         problems = [Problem(archive.name, ALONE, is_fatal=True, help=_LOAD)]
-    problems += [Problem(archive.name, f"it has no {one[4:]}", one) for one in lacking]
-    problems += ahead(archive.name, optimizer, _first(named, _STEPS, whole))
+    problems += [
+        Problem(archive.name, f"it has no {one[4:]}", one, cure=Cure.UNKEPT) for one in lacking
+    ]
+    step = _first(named, _STEPS, whole)
+    problems += ahead(archive.name, optimizer, step)
+    is_begun = bool(step or (schedule and schedule.step))
+    for one in _states(named):
+        problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
     return Contents(
         layout,
         title,
         _LOAD,
         tensors,
-        step=_first(named, _STEPS, whole),
+        step=step,
         epoch=_first(named, _EPOCHS, decimal),
         optimizer=optimizer,
         schedule=schedule,
@@ -133,12 +145,16 @@ def _part(key: Any, value: Any) -> str:
 
 
 def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
+    first = next(_states(named), None)
+    return None if first is None else optimizer_of(first, archive)
+
+
+def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the optimizers' states: the value itself, its fields, and what those list."""
     for value in (named, *named.values()):
-        one = value[0] if isinstance(value, list) and value else value
-        found = optimizer_of(one, archive)
-        if found is not None:
-            return found
-    return None
+        for one in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
+            if optimizer_of(one, None) is not None:
+                yield one
 
 
 def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, whole
 from resilient.layouts.randoms import WANTED, misfit
-from resilient.layouts.values import Optimizer, Problem, RandomStates, Schedule, Unreadable
+from resilient.layouts.values import Cure, Optimizer, Problem, RandomStates, Schedule, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,7 @@ def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Pro
     if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
         return []
     what = f"the optimizer made {optimizer.step} updates by step {step}"
-    return [Problem(place, what, "the agreement of its files")]
+    return [Problem(place, what, "the agreement of its files", cure=Cure.COPY)]
 
 
 def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ def read_random(
             not at one that is missing, and numbers the files of two ranks or more.
     """
     found: dict[int, str] = {}
-    for name in listing.sizes:
+    for name in (*listing.sizes, *listing.outside):
         if match := re.fullmatch(pattern, name):
             found[int(match[1] or 0)] = name
     problems = [
@@ -107,7 +107,7 @@ def read_random(
         if (why := _trouble(folder, listing, name, WANTED if stops else ()))
     ]
     if not found:
-        return None, [Problem(".", "no random states are saved", "random state")]
+        return None, [Problem(".", "no random states are saved", "random state", cure=Cure.COPY)]
     last = max(found) + 1
     if stops and _is_numbered(pattern, found.values()):
         last = max(last, _NUMBERED_LEAST)
@@ -115,7 +115,7 @@ def read_random(
     gaps = list(islice((rank for rank in range(last) if rank not in found), _GAPS_MAX))
     if gaps:
         what = f"ranks without a random state: {', '.join(map(str, gaps))}"
-        problems.append(Problem(".", what, "random state"))
+        problems.append(Problem(".", what, "random state", cure=Cure.COPY))
     kinds = _kinds(folder, listing, found[min(found)])
     return RandomStates(tuple(sorted(found)), kinds), problems
 

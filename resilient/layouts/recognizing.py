@@ -20,8 +20,9 @@ from resilient.layouts import (
 from resilient.layouts.archives import open_archive
 from resilient.layouts.documents import read_text
 from resilient.layouts.fitting import unfitting
+from resilient.layouts.layers import odd_layers
 from resilient.layouts.shards import STEMS
-from resilient.layouts.values import Contents, Problem, Unreadable
+from resilient.layouts.values import Contents, Cure, Problem, Unreadable
 from resilient.layouts.weights import SAFE, TORCH
 
 if TYPE_CHECKING:
@@ -81,12 +82,18 @@ def read_distributed(folder: Folder, listing: Listing) -> Contents:
 def _lacking(index: distributed.Index, optimizer: Optimizer | None) -> list[Problem]:
     """Return what a training would want and no name in the index speaks of."""
     names = {one.name for one in index.tensors} | index.values
-    found = [] if optimizer else [Problem(".", "no optimizer is in it", "the optimizer's state")]
+    found = (
+        []
+        if optimizer
+        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Cure.UNKEPT)]
+    )
     # The step in an optimizer's state is of one parameter.
     names = {one for one in names if not one.startswith("optim")}
     for word, what in _WANTED.items():
         if not any(re.search(word, one) for one in names):
-            found.append(Problem(".", f"nothing in it is named like {what}", what))
+            found.append(
+                Problem(".", f"nothing in it is named like {what}", what, cure=Cure.UNKEPT)
+            )
     return found
 
 
@@ -152,12 +159,13 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
         return _fitted(found.read(folder, listing)) if found else None
     name = next(iter(listing.sizes), "")
     if name.endswith(SAFE):
-        return plain.read_safetensors(folder, listing, name)
+        return _fitted(plain.read_safetensors(folder, listing, name))
     return _fitted(_read_torch(folder, listing, name)) if name.endswith(TORCH) else None
 
 
 def _fitted(contents: Contents) -> Contents:
-    return replace(contents, problems=(*contents.problems, *unfitting(contents.tensors)))
+    odd = (*unfitting(contents.tensors), *odd_layers(contents.tensors))
+    return replace(contents, problems=(*contents.problems, *odd))
 
 
 def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:

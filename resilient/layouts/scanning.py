@@ -8,7 +8,6 @@ names that talk to a terminal.
 from __future__ import annotations
 
 import io
-import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -22,9 +21,11 @@ from resilient.layouts.callables import Effect, effect_of
 from resilient.layouts.distributed import INDEX, SLICES, read_index
 from resilient.layouts.documents import read_header, read_json
 from resilient.layouts.pickles import BYTES_MAX, read_names
+from resilient.layouts.speaking import talking_in, talks
 from resilient.layouts.values import Unreadable
 from resilient.layouts.weights import SAFE, TORCH
 from resilient.layouts.windows import Window
+from resilient.storage.folder import LINK, leads_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,7 @@ def scan(folder: Folder, listing: Listing) -> list[Finding]:
         )
     for name in sorted(listing.sizes):
         found += _file(folder, listing, name)
+        found += _talking(folder, listing, name)
     found += _slices(folder, listing)
     order = list(Risk)
     return sorted(found, key=lambda one: (order.index(one.risk), one.file))
@@ -100,15 +102,23 @@ def scan(folder: Folder, listing: Listing) -> list[Finding]:
 
 def _outside(listing: Listing) -> Iterator[Finding]:
     for name in listing.outside:
-        what = "a link out of the folder, or no plain file"
+        what = listing.kinds.get(name, LINK)
         yield Finding(Risk.DANGER, name, what, "who opens it reads or writes something else")
 
 
 def _names(listing: Listing) -> Iterator[Finding]:
     for name in (*listing.sizes, *listing.outside):
-        if any(unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") for one in name):
+        if talks(name):
             what = "a name with control characters"
             yield Finding(Risk.WARNING, name, what, "a terminal that lists it obeys them")
+
+
+def _talking(folder: Folder, listing: Listing, name: str) -> Iterator[Finding]:
+    first, count = talking_in(folder, listing, name)
+    if count:
+        more = f" and {count - 1} more" if count > 1 else ""
+        what = f"control characters or marks of direction in `{first}`{more}"
+        yield Finding(Risk.WARNING, name, what, "a terminal that shows it obeys them")
 
 
 def _file(folder: Folder, listing: Listing, name: str) -> Iterator[Finding]:
@@ -152,14 +162,9 @@ def _index(name: str, weight_map: Any) -> Iterator[Finding]:
     if not isinstance(weight_map, dict):
         return
     files = {str(one) for one in weight_map.values()}
-    for one in sorted(filter(_leads_out, files))[:_NAMES_SHOWN]:
+    for one in sorted(filter(leads_out, files))[:_NAMES_SHOWN]:
         what = f"it names a file outside: `{one[:80]}`"
         yield Finding(Risk.DANGER, name, what, "a loader that follows it reads another file")
-
-
-def _leads_out(path: str) -> bool:
-    parts = path.replace("\\", "/").split("/")
-    return path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0]
 
 
 def _binary(folder: Folder, listing: Listing, name: str, *, is_expected: bool) -> Iterator[Finding]:
@@ -223,7 +228,7 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
 
 def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iterator[Finding]:
     for one in members:
-        if _leads_out(one.filename):
+        if leads_out(one.filename):
             what = f"a member that leads out: `{one.filename[:80]}`"
             yield Finding(Risk.DANGER, name, what, "unpacking it writes elsewhere")
     doubles = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.values import Problem
+from resilient.layouts.values import Cure, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
                 f"`{one.name[:80]}` is in `{other.files[0][:80]}` as well, and which of both is "
                 "right does not show"
             )
-            return [Problem(one.files[0], what, is_fatal=True)]
+            return [Problem(one.files[0], what, is_fatal=True, cure=Cure.COPY)]
     return []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.distributed import optimizer_at, value_at
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Problem, Schedule
+from resilient.layouts.values import MODEL, OPTIMIZER, OTHER, Contents, Cure, Problem, Schedule
 
 if TYPE_CHECKING:
     from resilient.layouts.distributed import Index
@@ -47,9 +47,13 @@ def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
     schedule = Schedule(last, tuple(one for it in held if (one := decimal(it)) is not None))
     tokens = whole(value_at(folder, listing, index, "train_state.ntokens_seen"))
     world = whole(value_at(folder, listing, index, _WORLD))
-    lacking = [] if optimizer else [Problem(".", "no optimizer is in it", "the optimizer's state")]
+    lacking = (
+        []
+        if optimizer
+        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Cure.UNKEPT)]
+    )
     if last is None:
-        lacking.append(Problem(".", "no schedule is in it", "the schedule"))
+        lacking.append(Problem(".", "no schedule is in it", "the schedule", cure=Cure.UNKEPT))
     data = {"loaders": world, "tokens": tokens}
     return Contents(
         "torchtitan",
@@ -67,7 +71,7 @@ def read_step(folder: Folder, listing: Listing, index: Index) -> Contents:
             *lacking,
             *_unplaced(index, world),
             *_disagreements(folder, step, last, optimizer),
-            Problem(".", "torchtitan keeps no random states", "the random state"),
+            Problem(".", "torchtitan keeps no random states", "the random state", cure=Cure.UNKEPT),
         ),
     )
 
@@ -82,12 +86,12 @@ def _unplaced(index: Index, world: int | None) -> list[Problem]:
     """Return which loaders have no place in the data; there is one for each data-parallel rank."""
     ranks = {int(match[1]) for one in index.slices if (match := _RANK.fullmatch(one))}
     if not ranks:
-        return [Problem(".", "no loader's place is in it", _PLACE)]
+        return [Problem(".", "no loader's place is in it", _PLACE, cure=Cure.UNKEPT)]
     last = min(max(world or 0, max(ranks) + 1), len(ranks) + _GAPS_MAX)
     gaps = [str(one) for one in range(last) if one not in ranks][:_GAPS_MAX]
     if not gaps:
         return []
-    return [Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE)]
+    return [Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE, cure=Cure.COPY)]
 
 
 def _disagreements(

@@ -21,6 +21,7 @@ from resilient.layouts.values import (
     MODEL,
     OPTIMIZER,
     Contents,
+    Cure,
     Optimizer,
     Problem,
     Tensor,
@@ -86,7 +87,7 @@ def read_universal(folder: Folder, listing: Listing) -> Contents:
             *_lacking(prefix, pieces, shapes),
             *_misshapen(tensors, shapes),
             *_disagreements(prefix, found, steps),
-            Problem(".", "DeepSpeed keeps no random states", "the random state"),
+            Problem(".", "DeepSpeed keeps no random states", "the random state", cure=Cure.UNKEPT),
         ),
     )
 
@@ -218,7 +219,12 @@ def _lacking(
     if bare and any(set(_MOMENTS) & set(one) for one in pieces.values()):
         what = f"`{bare[0][:80]}` has weights and no moments"
         found.append(
-            Problem(f"{prefix}zero/{bare[0][:200]}", what, "a part of the optimizer's state")
+            Problem(
+                f"{prefix}zero/{bare[0][:200]}",
+                what,
+                "a part of the optimizer's state",
+                cure=Cure.COPY,
+            )
         )
     return found[:32]
 
@@ -255,8 +261,8 @@ def _disagreements(prefix: str, found: Contents, steps: Mapping[str, int]) -> li
     said = sorted(set(steps.values()))
     if len(said) > 1:
         what = f"its parameters speak of different steps, {said[0]} and {said[-1]}"
-        return [Problem(prefix or ".", what, "the agreement of its files")]
+        return [Problem(prefix or ".", what, "the agreement of its files", cure=Cure.COPY)]
     if said and found.step is not None and said[0] > found.step:
         what = f"the optimizer made {said[0]} updates by step {found.step}"
-        return [Problem(prefix or ".", what, "the agreement of its files")]
+        return [Problem(prefix or ".", what, "the agreement of its files", cure=Cure.COPY)]
     return []

@@ -97,6 +97,21 @@ class Tensor:
         return (self.elements * ITEM_BITS.get(self.dtype, 0) + 7) // 8
 
 
+class Cure(Enum):
+    """What there is against a problem."""
+
+    REPAIR = "repair"
+    """A repair: its plan says what can be made whole, and what cannot."""
+    COPY = "copy"
+    """Another copy of the checkpoint: nothing in it, and beside it, knows better."""
+    EARLIER = "earlier"
+    """A step before: it was saved like that."""
+    UNKEPT = "unkept"
+    """Nothing: its tool, or its script, never saved it."""
+    NEEDLESS = "needless"
+    """Nothing is needed: no resume reads it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What is missing, broken or in contradiction.
@@ -107,6 +122,7 @@ class Problem:
         loses: what training would go on without; empty when nothing follows for a resume.
         is_fatal: whether nothing can go on from here.
         help: the command that helps, with ``{path}`` in place of where the checkpoint is.
+        cure: what there is against it, where no command of its own is named.
     """
 
     place: str
@@ -114,6 +130,12 @@ class Problem:
     loses: str = ""
     is_fatal: bool = False
     help: str = ""
+    cure: Cure = Cure.REPAIR
+
+    @property
+    def severity(self) -> str:
+        """Return ``error`` if nothing can go on from here, ``warning`` of a loss, or ``note``."""
+        return "error" if self.is_fatal else "warning" if self.loses else "note"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,12 @@ def read_weights(
     """
     index = next((prefix + one for one in _INDEXES if prefix + one in listing.sizes), "")
     single = (prefix + stem + end for end in (SAFE, ".bin") for stem in STEMS)
-    names = [one for one in single if one in listing.sizes][:1]
+    names = [one for one in single if listing.is_there(one)][:1]
     if names:
         stale = [Problem(index, STALE)] if index else []
         tensors, problems = read_all(folder, listing, names)
         return tensors, [*problems, *stale]
-    found = shards_in(listing.sizes, prefix)
+    found = shards_in((*listing.sizes, *listing.outside), prefix)
     if index:
         return _indexed(folder, listing, prefix, index, found.get(index, ()))
     named, shards = next(iter(found.items()), ("", []))

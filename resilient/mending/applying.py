@@ -42,7 +42,10 @@ def write_mended(plan: MendingPlan, target: Path) -> Path:
         StoreError: a place could not be read.
     """
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint="name a new place with `--out`")
+        raise ConfigError(
+            f"`{target}` is there already",
+            hint=f"resilient ckpt repair {plan.url} --apply --out {target}-2",
+        )
     if not plan.is_mended and not plan.salvaged:
         raise ConfigError(f"of `{plan.url}` nothing can be written")
     listing = plan.draft.list()

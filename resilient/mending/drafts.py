@@ -96,7 +96,13 @@ class Draft:
         """Return what would be there."""
         sizes = {name: sum(map(size_of, pieces)) for name, pieces in self._files.items()}
         outside = tuple(one for one in self._listing.outside if one not in self.changed)
-        return Listing(sizes, outside, self._listing.is_whole, self._listing.is_file)
+        return Listing(
+            sizes,
+            outside,
+            self._listing.is_whole,
+            self._listing.is_file,
+            self._listing.kinds,
+        )
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``start``; fewer only at its end."""

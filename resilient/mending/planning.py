@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
 from resilient.layouts.judging import judge
+from resilient.layouts.layers import LOSES as RENAMED
 from resilient.layouts.plain import ALONE
 from resilient.layouts.recognizing import read_layout
 from resilient.mending import files, leaving, pointers, schedules, slices, states
@@ -16,7 +17,7 @@ from resilient.mending.case import AGREEMENT, UNKNOWN, Case, Near, looked_throug
 from resilient.mending.copies import DIFFERENT, take_from_copies
 from resilient.mending.drafts import Draft
 from resilient.mending.salvage import is_saved_so, salvage
-from resilient.storage.folder import open_folder
+from resilient.storage.folder import LINK, open_folder
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _SAVED_SO = (
 )
 _DISAGREE = "its files are of different steps, and which is right does not show"
 _LEADS_OUT = "a link that leads out is not followed: `cp -rL` takes what it leads to"
+_NO_BYTES = "{} is no file, and nothing was read from it"
 _NO_WAY = "what was there is nowhere here; `--from` another copy of this step would have it"
 
 
@@ -163,12 +165,14 @@ def _explain(case: Case) -> None:
         elif one.what != ALONE and (one.is_fatal or _is_damage(one)):
             case.refused.setdefault(one.place, _SAVED_SO if is_saved_so(one) else _NO_WAY)
     for name in case.listing.outside:
-        case.refused[name] = _LEADS_OUT
+        kind = case.listing.kinds.get(name, LINK)
+        case.refused[name] = _LEADS_OUT if kind == LINK else _NO_BYTES.format(kind)
 
 
 def _is_damage(problem: Problem) -> bool:
     """Say whether a loss is this checkpoint's; most that are told are what its tool never keeps."""
-    return bool(problem.loses) and (problem.what == "it is missing" or is_saved_so(problem))
+    is_lost = problem.what == "it is missing" or problem.loses == RENAMED
+    return bool(problem.loses) and (is_lost or is_saved_so(problem))
 
 
 def _near(url: str, storage_options: Mapping[str, Any] | None) -> Near:
@@ -176,7 +180,9 @@ def _near(url: str, storage_options: Mapping[str, Any] | None) -> Near:
     listing = folder.list()
     contents = read_layout(folder, listing)
     if contents is None:
-        raise UnknownLayout(f"`{folder.url}` is {UNKNOWN}", hint="name a checkpoint with `--from`")
+        raise UnknownLayout(
+            f"`{folder.url}` is {UNKNOWN}", hint=f"resilient ckpt inspect {folder.url}"
+        )
     return Near(folder, listing, contents)
 
 

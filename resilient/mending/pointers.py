@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from resilient.layouts import deepspeed, universal
 from resilient.layouts.documents import read_json
+from resilient.layouts.layers import LOSES as RENAMED
 from resilient.layouts.shards import ORPHAN, SHARD, STALE
 from resilient.layouts.values import Unreadable
 from resilient.layouts.weights import read_file
 from resilient.mending.case import AGREEMENT, looked_through
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resilient.mending.case import Case
     from resilient.mending.drafts import Draft
 
@@ -41,10 +44,8 @@ def mend_index(case: Case) -> None:
         is_single = f"{stem}{end}" in case.listing.sizes
         if not is_lost or is_single:
             continue
-        lacking = [one for one in range(1, int(count) + 1) if one not in found]
-        if lacking:
-            numbers = ", ".join(map(str, lacking[:8]))
-            case.refused[index] = f"shards of {int(count)} are missing: {numbers}"
+        if why := _why_not(case, int(count), found):
+            case.refused[index] = why
             continue
         try:
             text = _index(case, [found[one] for one in sorted(found)])
@@ -53,6 +54,16 @@ def mend_index(case: Case) -> None:
             continue
         case.draft.put(index, text)
         case.done(index, "written anew", f"the headers of {len(found)} shards")
+
+
+def _why_not(case: Case, count: int, found: Mapping[int, str]) -> str:
+    """Return why an index of these shards would not be right; empty if it would."""
+    lacking = [one for one in range(1, count + 1) if one not in found]
+    if lacking:
+        return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
+    if any(one.loses == RENAMED for one in case.problems):
+        return "a name in a shard is wrong, and so would be an index of it"
+    return ""
 
 
 def _index(case: Case, shards: list[str]) -> bytes:
@@ -103,15 +114,19 @@ def _number(name: str) -> int:
 def mend_documents(case: Case) -> None:
     """Take what all steps of a run say alike from another step."""
     for name in _RUN_WIDE:
-        if not case.is_broken(name):
+        if name not in case.broken():
             continue
         for other in case.near:
             try:
                 read_json(other.folder, other.listing, name)
             except Unreadable:
                 continue
-            data = other.folder.read(name, 0, other.listing.sizes[name])
-            case.draft.put(name, data)
+            trial = case.draft.copy()
+            trial.put(name, other.folder.read(name, 0, other.listing.sizes[name]))
+            _, problems = looked_through(trial)
+            if any(one.place == name for one in problems):
+                continue  # it says the same, or is of another model as well
+            case.draft.take(trial)
             case.done(name, "the same in each step of the run", other.url)
             break
         else:

@@ -112,7 +112,10 @@ def _is_odd(case: Case, step: int | None) -> bool:
         return False
     if case.contents.layout == "hf-trainer":
         return step is not None and schedule.step != step
-    return bool(optimizer and optimizer.rates and optimizer.rates != schedule.rates)
+    if not optimizer or not optimizer.rates or optimizer.rates == schedule.rates:
+        return False
+    # accelerate steps a schedule once for each rank; where it counts right, either may be wrong.
+    return not optimizer.step or schedule.step is None or schedule.step % optimizer.step != 0
 
 
 def _groups(folder: Folder, listing: Listing, name: str) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
+LINK = "a link that leads out"
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 FILES_MAX = 200_000
 """Files of one folder; a checkpoint of 10,000 ranks has about as many."""
 DEPTH_MAX = 16
@@ -36,6 +43,7 @@ class Listing:
     Attributes:
         sizes: bytes of each file, by its name relative to the folder, with ``/`` between parts.
         outside: symbolic links that lead out of the folder, and what is no plain file; not read.
+        kinds: what each of those is.
         is_whole: whether it has no more than is listed.
         is_file: whether it is one file that was named itself.
     """
@@ -44,6 +52,25 @@ class Listing:
     outside: tuple[str, ...] = ()
     is_whole: bool = True
     is_file: bool = False
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    def is_there(self, name: str) -> bool:
+        """Say whether there is something under a name, be it a file or not."""
+        return name in self.sizes or name in self.outside
+
+    def why_unread(self, name: str) -> str:
+        """Return why a name that is no file of it has no bytes here."""
+        if leads_out(name):
+            return "it is outside of the folder, and was not looked at"
+        if name not in self.outside:
+            return "it is missing"
+        return f"it is {self.kinds.get(name, LINK)}, and was not opened"
+
+
+def leads_out(path: str) -> bool:
+    """Say whether a name that was found in a file leads out of the folder, on any system."""
+    parts = path.replace("\\", "/").split("/")
+    return path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0]
 
 
 class Folder(Protocol):
@@ -80,7 +107,7 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
         StoreError: a server that is asked at once refused, or did not answer.
     """
     if not url.strip():
-        raise ConfigError("cannot open a folder: its URL is empty", hint="name a path or a URL")
+        raise ConfigError("cannot open a folder: its path or URL is empty")
     if protocol_of(url) == "file":
         return LocalFolder(local_path(url))
     require_plain_host(url)
@@ -106,22 +133,22 @@ class LocalFolder:
     def list(self) -> Listing:
         """Return what is there now."""
         sizes: dict[str, int] = {}
-        outside: list[str] = []
+        outside: dict[str, str] = {}
         entries = iter([self._path.name]) if self._single else _names_below(self._root)
         try:
             for name in entries:
                 if len(sizes) >= FILES_MAX:
-                    return Listing(sizes, tuple(outside), is_whole=False)
+                    return Listing(sizes, tuple(outside), is_whole=False, kinds=outside)
                 size_bytes = self._size(name)
                 if size_bytes is None:
-                    outside.append(name)
+                    outside[name] = self._kind(name)
                 else:
                     sizes[name] = size_bytes
         except FileNotFoundError as error:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
         except OSError as error:
             raise self._error("", error) from error
-        return Listing(sizes, tuple(outside), is_file=self._single)
+        return Listing(sizes, tuple(outside), is_file=self._single, kinds=outside)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
@@ -151,6 +178,14 @@ class LocalFolder:
                 return None
             raise
         return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def _kind(self, name: str) -> str:
+        """Return what it is that is no plain file inside the root; links are not followed."""
+        try:
+            mode = (self._root / name).lstat().st_mode
+        except OSError:
+            return LINK
+        return next((what for is_it, what in _KINDS if is_it(mode)), LINK)
 
     def _error(self, name: str, error: OSError) -> StoreError:
         where = f"`{name[:200]}` in {self.url}" if name else self.url

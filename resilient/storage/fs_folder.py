@@ -50,7 +50,7 @@ class FsspecFolder:
         if any(info.get("size") is None for _, info in files):
             raise ConfigError(
                 f"cannot read {self.url}: its server does not tell the size of a file",
-                hint="download it, and name the file",
+                hint=f"curl -LO {redacted(self.url)}",
             )
         self._paths = {self._name(path): path for path, _ in files[:FILES_MAX]}
         sizes = {self._name(path): int(info["size"]) for path, info in files[:FILES_MAX]}

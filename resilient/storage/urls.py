@@ -50,7 +50,7 @@ def require_plain_host(url: str) -> None:
         raise ConfigError(
             f"cannot open {redacted(url)}: a user and a secret have no place in a URL, and this "
             "one ends in the middle of them",
-            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or RESILIENT_STORAGE_OPTIONS",
+            hint="export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...",
         )
 
 

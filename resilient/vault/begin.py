@@ -88,7 +88,7 @@ def _require_parent(store: Store, choice: Choice) -> None:
         raise Fenced(
             f"{choice.checkpoint} was rotated away at {store.url} while this life loaded it: "
             "another job of this run is at work there, and what it saves is intact",
-            hint=f"see which job that is: resilient ckpt reflog {store.url}",
+            hint=f"resilient ckpt reflog {store.url}",
         ) from error
 
 

@@ -117,8 +117,7 @@ def _connect(tiers: TieredStore, rank: int, address: Any) -> PeerStore:
     except StoreUnavailable as error:
         raise ConfigError(
             f"{error.message}; hosts that each have a near tier of their own read what they lack "
-            "from each other",
-            hint="let the hosts reach each other's ports, or leave `near_repo` out",
+            "from each other, so that their ports have to be open to each other",
         ) from error
     tiers.on_close(peer.close)
     return peer

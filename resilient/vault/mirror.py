@@ -94,7 +94,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Shipmen
         StoreError: a store failed.
     """
     if source.url.rstrip("/") == target.url.rstrip("/"):
-        raise ConfigError(f"{checkpoint} is at {target.url} already", hint="name another place")
+        raise ConfigError(f"{checkpoint} is at {target.url} already")
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
     lives = tuple(_lives(source, checkpoint.generation))
@@ -187,14 +187,15 @@ def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation
         runs |= {read_manifest(target, there[0]).run_id} - {manifest.run_id}
     if runs:
         raise ConfigError(
-            f"{target.url} holds another run ({min(runs)}); nothing was changed",
-            hint="name a place of its own for the copy",
+            f"{target.url} holds another run ({min(runs)}); nothing was changed; a copy needs "
+            "a place of its own",
+            hint=f"resilient ckpt ls {target.url}",
         )
     newest = max([*list_numbers(target), *(one.generation for one in there)], default=0)
     if newest > mine:
         raise Fenced(
             f"a run went on at {target.url}: life {newest} is there, and this is of life {mine}",
-            hint=f"name another place, or look at both: resilient ckpt reflog {target.url}",
+            hint=f"resilient ckpt reflog {target.url}",
         )
 
 
@@ -206,8 +207,9 @@ def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
         return False
     if there != data:
         raise ConfigError(
-            f"{target.url} has another `{key}`; nothing was changed",
-            hint="name a place of its own for the copy",
+            f"{target.url} has another `{key}`; nothing was changed; a copy needs "
+            "a place of its own",
+            hint=f"resilient ckpt ls {target.url}",
         )
     return True
 
@@ -247,9 +249,9 @@ def _require_files(target: Store, manifest: Manifest) -> None:
         key = manifest.key(entry.name)
         if _size_of(target, key) != entry.size_bytes:
             raise IntegrityError(
-                f"`{key}` was put at {target.url} and is not there any more",
+                f"`{key}` was put at {target.url} and is gone: somebody deletes there",
                 key=key,
-                hint="see that nobody deletes there, and run the same command again",
+                hint=f"resilient ckpt ls {target.url}",
             )
 
 

@@ -131,7 +131,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
             return life
     raise Fenced(
         f"whatever writes to {store.url} saved or rotated at each of {_ATTEMPTS_MAX} attempts",
-        hint=f"once more: resilient ckpt unlock {store.url}",
+        hint=f"resilient ckpt unlock {store.url}",
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from cli_repositories import write_usual_run
 from test_schemas import leaves
 
+from resilient_cli.app import load
 from resilient_cli.tree import COMMANDS
 
 CANARY = "c4n4ry-Do-Not-Show+="
@@ -151,10 +152,12 @@ def run_of(tmp_path, monkeypatch, endpoint, call):
     monkeypatch.chdir(tmp_path)
     places = {"RUN": "run", "SCRIPT": "train.py", "OUT": "nothing-here", "CONFIG": "resilient.toml"}
 
-    def run(name, url, *options):
+    def run(name, url, *options, is_after=False):
         words = [one.replace("URL", url) for one in (WORDS | PLACES)[name]]
         words = [places.get(one, one) for one in words]
-        return call(*options, *name.partition(" ")[0].split("."), *words)
+        command = name.partition(" ")[0].split(".")
+        # An option of the command alone stands behind its name.
+        return call(*command, *options, *words) if is_after else call(*options, *command, *words)
 
     return run
 
@@ -204,6 +207,40 @@ SIGNED = [
 def test_no_signature_of_a_url_is_shown_wherever_a_place_is_given(name, url, run_of):
     for options in ((), ("--json",), ("--debug",)):
         outcome = run_of(name, url, "--timeout", "0.1s", *options)
+        assert outcome.stdout + outcome.stderr
+        assert CANARY not in outcome.stdout + outcome.stderr
+
+
+def texts_of(name):
+    """Return the options of a command that take something; what is no text refuses a URL."""
+    command, table = None, COMMANDS
+    for part in name.split("."):
+        if table is not None and part in table:
+            command, table = load(part, table[part]), table[part].commands
+        else:
+            command, table = command.commands[part], None
+    options = [one for one in command.params if one.param_type_name == "option"]
+    return [max(one.opts, key=len) for one in options if not one.is_flag]
+
+
+OPTIONS = [(name, one) for name in sorted(WORDS) for one in texts_of(name)]
+
+
+def test_the_options_of_all_commands_are_found():
+    assert len(OPTIONS) > 150
+    assert {("train", "--events"), ("train", "--log-dir"), ("train", "--metrics-file")} <= set(
+        OPTIONS
+    )
+    assert {("ckpt.repair", "--from"), ("ckpt.export", "--out"), ("k8s.apply", "--env")} <= set(
+        OPTIONS
+    )
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_whatever_an_option_is_given_it_shows_no_secret_of_a_url(name, option, run_of):
+    """Hand a URL to each option that takes a text: a new one is in it by being there."""
+    for url in SIGNED[1:]:
+        outcome = run_of(name, "run", option, url, is_after=True)
         assert outcome.stdout + outcome.stderr
         assert CANARY not in outcome.stdout + outcome.stderr
 

@@ -13,20 +13,20 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent.parent)]
 
-from kinds import KINDS  # noqa: E402 - the folder is on the path only now
+from contradictions import kinds_of  # noqa: E402 - the folder is on the path only now
 from matrix import Bench, Cell  # noqa: E402
 from page import PAGE, rendered, wrong  # noqa: E402
-from samples import SAMPLES  # noqa: E402
+from sharded import ALL  # noqa: E402
 
 
 def main() -> int:
     began = time.monotonic()
-    bench = Bench(SAMPLES)
-    for sample in SAMPLES:
+    bench = Bench(ALL)
+    for sample in ALL:
         bench.load_whole(sample)
     cells: list[Cell] = []
-    for sample in SAMPLES:
-        found = (bench.cell(sample, kind, is_loaded=True) for kind in KINDS)
+    for sample in ALL:
+        found = (bench.cell(sample, kind, is_loaded=True) for kind in kinds_of(sample))
         cells += [one for one in found if one is not None]
         sys.stderr.write(f"{sample.name}: {len(cells)} cells, {time.monotonic() - began:.0f} s\n")
     PAGE.write_text(rendered(cells, bench.whole))

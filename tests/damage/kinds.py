@@ -198,7 +198,7 @@ def other_shape(value):
 def schedule_behind(value):
     held = value.get("lr_schedulers", [value.get("lr_scheduler", value)])[0]
     assert "last_epoch" in held or {}["none"]
-    held["last_epoch"], held["_last_lr"] = 3, [0.125 for _ in held["_last_lr"]]
+    held["last_epoch"], held["_last_lr"] = 4, [0.125 for _ in held["_last_lr"]]
 
 
 class Bomb:

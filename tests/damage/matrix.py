@@ -15,6 +15,7 @@ from repairs import loaded, quiet, repaired
 from resilient.comparison.proving import prove
 from resilient.layouts.judging import judge
 from resilient.layouts.recognizing import read_layout
+from resilient.layouts.remedies import remedy
 from resilient.storage.folder import open_folder
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class Said:
     Attributes:
         answer: of the verdict; ``unknown`` of what is no checkpoint.
         why: of the verdict.
-        problems: place and finding.
+        problems: place, finding, and what would help.
     """
 
     answer: str
     why: tuple[str, ...]
-    problems: tuple[tuple[str, str], ...]
+    problems: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Cell:
         stock: what the tool itself does (:func:`loaded`); empty if it was not run.
         repair: what a repair does (:mod:`repairs`).
         how: the first thing that it does, or why it does nothing.
+        fixes: what is said to help against each thing that is told.
     """
 
     sample: str
@@ -61,6 +63,7 @@ class Cell:
     stock: str = ""
     repair: str = ""
     how: str = ""
+    fixes: tuple[str, ...] = ()
 
 
 def say(path: Path) -> Said:
@@ -68,10 +71,11 @@ def say(path: Path) -> Said:
     listing = folder.list()
     contents = read_layout(folder, listing)
     if contents is None:
-        return Said("unknown", (), ((".", "no checkpoint of a tool that is known"),))
+        return Said("unknown", (), ((".", "no checkpoint of a tool that is known", ""),))
     found = (*contents.problems, *prove(folder, listing, contents))
     verdict = judge(replace(contents, problems=found), str(path))
-    return Said(verdict.answer, verdict.why, tuple((one.place, one.what) for one in found))
+    told = tuple((one.place, one.what, remedy(one, str(path))) for one in found)
+    return Said(verdict.answer, verdict.why, told)
 
 
 def _said(sample: Sample, path: Path) -> Said:
@@ -113,13 +117,15 @@ class Bench:
         except Inapplicable:
             return None
         said, before = _said(sample, path), self.whole[sample.name]
-        new = [one for one in said.problems if one not in before.problems]
+        known = {one[:2] for one in before.problems}
+        new = [one for one in said.problems if one[:2] not in known]
         answer = said.answer if new or said.answer != before.answer else UNSEEN
         told = f"{new[0][0]}: {new[0][1]}" if new else "; ".join(said.why)
         stock = loaded(sample, path)[0] if is_loaded else ""
         whole = self.load_whole(sample) if is_loaded else None
         repair, how = repaired(sample, path, self.made[sample.name][1], whole)
-        return Cell(sample.name, kind.name, answer, told, stock, repair, how)
+        fixes = tuple(one[2] for one in new)
+        return Cell(sample.name, kind.name, answer, told, stock, repair, how, fixes)
 
     def load_whole(self, sample: Sample) -> Loaded:
         """Return what the tool has after it loaded what is not damaged."""

@@ -49,7 +49,7 @@ def _trainer(folder: Path, steps: int, **options):
     return make_trainer(folder, max_steps=steps, **options)
 
 
-def verify(path: Path) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
+def verify(path: Path) -> tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]]:
     """Return what `ckpt verify` answers of one checkpoint, and where it sees what."""
     from resilient_cli.app import main
 
@@ -59,14 +59,14 @@ def verify(path: Path) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...
     lines = sink.getvalue().splitlines()
     document = json.loads(lines[0]) if lines else {}
     found = [
-        (one.get("file") or one.get("key") or ".", one["problem"])
+        (one.get("file") or one.get("key") or ".", one["problem"], one["fix"])
         for one in (*_findings(document), *document.get("records", ()))
     ]
     if status == 0 and not found:
         return "yes", (), ()
     if not document:
         error = json.loads(errors.getvalue().splitlines()[-1])
-        return "unknown", (error["message"],), ((".", error["message"]),)
+        return "unknown", (error["message"],), ((".", error["message"], error["hint"]),)
     is_taken = document.get("resume") == path.name
     return ("yes" if is_taken else "no"), (), tuple(found)
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinds import KINDS
+from contradictions import EVERY_KIND
 from matrix import UNSEEN, Cell
-from repairs import COPY, MENDS
-from samples import SAMPLES
+from repairs import COPY, MENDS, STAYS
+from sharded import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +25,11 @@ BEYOND: dict[tuple[str, str], str] = {
     },
     ("accelerate", "state: missing"): "how many objects a script registers is in the script alone",
     ("accelerate", "optimizer: of another step"): "nothing else in the folder counts its updates",
+    **{
+        (name, "optimizer: two ranks' exchanged"): "a rank's part does not say whose it is"
+        for name in ("Trainer, ZeRO 2", "Trainer, ZeRO 3")
+    },
+    ("Trainer, FSDP", "weights: one rank's of another step"): "a slice of weights says no step",
     ("Universal", "weights: swapped with the optimizer"): (
         "both are one tensor of one shape, and neither says what it is"
     ),
@@ -70,13 +75,30 @@ def wrong(cells: Sequence[Cell]) -> list[str]:
             found.append(f"{name}: {one.repair}: {one.how}")
         elif one.answer == UNSEEN or (one.stock == "stops" and one.answer not in ("no", "unknown")):
             found.append(name)
+        elif wrong_help(one):
+            found.append(f"{name}: {one.repair}, and what is said to help is {one.fixes}")
     return found
+
+
+def wrong_help(cell: Cell) -> bool:
+    """Say whether what is said to help does not, or nothing where a repair does."""
+    if cell.answer in (UNSEEN, "unknown"):
+        return False
+    if not cell.fixes or not all(cell.fixes):
+        return True
+    commands = [one for one in cell.fixes if not one.startswith("none")]
+    repairs = [one for one in commands if one.startswith("resilient ckpt repair ")]
+    if cell.repair == STAYS:
+        return bool(repairs)
+    return not commands and cell.repair != COPY
 
 
 def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
     by_place = {(one.sample, one.kind): one for one in cells}
-    names = [one.name for one in SAMPLES]
-    kinds = [one.name for one in KINDS if any((name, one.name) in by_place for name in names)]
+    names = [one.name for one in ALL]
+    kinds = dict.fromkeys(
+        one.name for one in EVERY_KIND if any((name, one.name) in by_place for name in names)
+    )
     lines = [_HEAD, _counted(cells), ""]
     lines += [f"| damage | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for kind in kinds:
@@ -91,7 +113,7 @@ def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
         "| layout | whole, it is | its own tool here is |",
         "|---|---|---|",
     ]
-    lines += [f"| {one.name} | {_verdict(whole[one.name])} | {one.how} |" for one in SAMPLES]
+    lines += [f"| {one.name} | {_verdict(whole[one.name])} | {one.how} |" for one in ALL]
     lines += [
         "",
         "## What is said",

@@ -40,6 +40,7 @@ WEIGHTS, OPTIMIZER, SCHEDULE, RANDOM, STATE, INDEX = (
     *("weights", "optimizer", "schedule", "random state", "state", "index"),
 )
 PARITY, SECOND, RECORD, LEDGER = "parity", "second index", "record of a life", "ledger"
+CONFIG, ARGUMENTS = "configuration", "arguments"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Sample:
         how: what ``load`` is, for the page.
         files: which file is what, relative to the folder.
         is_ours: whether the checkpoint lies in a repository of ours.
+        is_general: whether all damages are done to it; if not, those alone that name it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Sample:
     how: str
     files: Mapping[str, str] = field(default_factory=dict)
     is_ours: bool = False
+    is_general: bool = True
 
 
 def make_trainer(folder):
@@ -83,8 +86,8 @@ def make_trainer(folder):
     return path
 
 
-def load_trainer(path):
-    return run_trainer(path, path.parent / "out", 9, save_strategy="no")
+def load_trainer(path, steps=9):
+    return run_trainer(path, path.parent / "out", steps, save_strategy="no")
 
 
 def run_trainer(path, out, steps, **options):
@@ -287,7 +290,7 @@ SLICES = {WEIGHTS: "__0_0.distcp", INDEX: ".metadata"}
 SAMPLES = [
     Sample("Trainer", make_trainer, load_trainer, "its `train(resume_from_checkpoint=)`", {
         WEIGHTS: "model.safetensors", OPTIMIZER: "optimizer.pt", SCHEDULE: "scheduler.pt",
-        RANDOM: "rng_state.pth", STATE: "trainer_state.json"}),
+        RANDOM: "rng_state.pth", STATE: "trainer_state.json", CONFIG: "config.json"}),
     Sample("accelerate", make_accelerate, load_accelerate, "its `load_state`", {
         WEIGHTS: "model.safetensors", OPTIMIZER: "optimizer.bin", SCHEDULE: "scheduler.bin",
         RANDOM: "random_states_0.pkl", STATE: "custom_checkpoint_0.pkl"}),

@@ -12,10 +12,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from kinds import KINDS
+from contradictions import kinds_of
 from matrix import Bench
-from page import BEYOND, read_page, words_of
-from samples import SAMPLES
+from page import BEYOND, read_page, words_of, wrong_help
+from sharded import ALL
 
 EVERY = 3
 """One damage of so many of each layout; over the layouts each comes at least once."""
@@ -23,20 +23,21 @@ EVERY = 3
 
 @pytest.fixture(scope="module")
 def bench():
-    made = Bench(SAMPLES)
+    made = Bench(ALL)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("number", range(len(SAMPLES)), ids=[one.name for one in SAMPLES])
+@pytest.mark.parametrize("number", range(len(ALL)), ids=[one.name for one in ALL])
 def test_what_the_page_says_of_a_damage_is_what_is_said(bench, number):
     told = read_page()
-    sample = SAMPLES[number]
-    for at, kind in enumerate(KINDS):
+    sample = ALL[number]
+    for at, kind in enumerate(kinds_of(sample)):
         if (at + number) % EVERY == 0:
             cell = bench.cell(sample, kind, is_loaded=False)
             said = words_of(cell) if cell else None
             assert said == told.get((sample.name, kind.name)), (kind.name, cell)
+            assert cell is None or not wrong_help(cell), (kind.name, cell)
 
 
 def test_the_page_has_thirty_kinds_and_nothing_unseen_without_a_reason():

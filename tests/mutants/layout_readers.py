@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant(
         "a missing optimizer costs nothing",
         "resilient/layouts/halves.py",
-        "Problem(name, str(error), loses, is_fatal=is_fatal)",
+        "Problem(name, str(error), loses, is_fatal=is_fatal, cure=cure)",
         'Problem(name, str(error), "", is_fatal=is_fatal)',
         f"{FOLDERS} -k what_is_left",
     ),

@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant(
         "an index is not asked where it leads",
         SCANNING,
-        "    for one in sorted(filter(_leads_out, files))",
+        "    for one in sorted(filter(leads_out, files))",
         "    for one in sorted(filter(str.isspace, files))",
         TESTS,
     ),

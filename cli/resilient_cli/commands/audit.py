@@ -46,7 +46,7 @@ def audit(
     if not known.candidates and known.lost:
         raise NoIntactCheckpoint(
             f"nothing in `{store.url}` is left that could be audited: {known.lost}",
-            hint=f"bring back `{store.url}` from a copy",
+            hint=f"resilient ckpt verify --all {store.url}",
         )
     if not known.candidates:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")

@@ -99,8 +99,9 @@ def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
     if found is not wanted:
         said = judge.tried[-1].reason
         raise UsageError(
-            f"{end} is to be {wanted} and is {found}: {said}; nothing was concluded",
-            hint="the command must end with 0 at GOOD, and with 1 to 124 at BAD",
+            f"{end} is to be {wanted} and is {found}: {said}; nothing was concluded "
+            "(the command must end with 0 at GOOD, and with 1 to 124 at BAD)",
+            hint="resilient ckpt bisect --help",
         )
 
 
@@ -152,13 +153,14 @@ class _Judge:
         if not 0 <= done.returncode <= _STATUS_MAX:
             raise UsageError(
                 f"`{words[0]}` ended with {done.returncode} at {checkpoint}, by a signal or like "
-                "it, which says nothing of the checkpoint",
-                hint="let it end with 1 if that is a failure, with 125 if it cannot tell",
+                "it, which says nothing of the checkpoint: it is to end with 1 if that is a "
+                "failure, with 125 if it cannot tell",
+                hint="resilient ckpt bisect --help",
             )
         return done.returncode
 
 
-_AFTER_DASHES = "the command stands behind `--`: resilient ckpt bisect --help"
+_AFTER_DASHES = "resilient ckpt bisect --help"
 
 
 def _tried(checkpoint: CheckpointId, status: int) -> Tried:

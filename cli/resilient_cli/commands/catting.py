@@ -14,7 +14,7 @@ from resilient.layouts.values import Unreadable
 from resilient_cli.completing import complete_ref
 from resilient_cli.places import Place, Repo, output_of
 from resilient_cli.progress import Progress
-from resilient_cli.render import show
+from resilient_cli.render import answering, show
 from resilient_cli.views.catting import field_shown, section_shown, tensor_shown
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def _other(ctx: typer.Context, side: Side, name: str) -> None:
     if name not in side.listing.sizes:
         raise _nothing(side, name)
     size_bytes = side.listing.sizes[name]
-    with Progress("reading") as told:
+    with answering(), Progress("reading") as told:
         for start in range(0, size_bytes, _COPY_BYTES):
             sys.stdout.buffer.write(side.folder.read(name, start, _COPY_BYTES))
             told(min(size_bytes, start + _COPY_BYTES), size_bytes)
-    sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()
 
 
 def _tensor(side: Side, name: str) -> Tensor | None:
@@ -129,8 +129,9 @@ def _nothing(side: Side, name: str) -> KeyNotFound:
     known = [f"{one.part}/{one.name}" for one in side.tensors]
     known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
     near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
-    hint = f"near it: {', '.join(near)}" if near else f"resilient ckpt inspect {side.url} --tensors"
-    return KeyNotFound(f"no `{name[:200]}` in {side.url}", key=name, hint=hint)
+    said = f"; near it: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
+    hint = f"resilient ckpt inspect {side.url} --tensors"
+    return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
 
 
 def _write(side: Side, tensor: Tensor, *, is_npy: bool) -> None:
@@ -138,14 +139,16 @@ def _write(side: Side, tensor: Tensor, *, is_npy: bool) -> None:
     from resilient.comparison.summing import as_numpy, blocks, npy_head
 
     if _is_terminal():
-        raise UsageError("these are no characters for a terminal", hint="add `> FILE`")
+        raise UsageError(
+            "these are no characters for a terminal", hint="resilient ckpt cat ... > FILE"
+        )
     stream = sys.stdout.buffer
-    if is_npy:
-        stream.write(npy_head(tensor))
-    with Progress("reading") as told:
+    with answering(), Progress("reading") as told:
+        if is_npy:
+            stream.write(npy_head(tensor))
         for block in blocks(side, tensor, told):
             stream.write(as_numpy(block, tensor.dtype) if is_npy else block.tobytes())
-    stream.flush()
+        stream.flush()
 
 
 def _is_terminal() -> bool:

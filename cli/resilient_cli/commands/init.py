@@ -44,7 +44,7 @@ def init(
     if there:
         raise ConfigError(
             f"`{there[0]}` is there already; nothing was written",
-            hint=f"name another folder: resilient init {folder / 'new'}",
+            hint=f"resilient init {folder / 'new'}",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,7 @@ def delete_run(  # noqa: PLR0913 - the options of a command
     if asks and not is_somebody_there(output):
         raise UsageError(
             "delete ends the run, and nobody is there to confirm it",
-            hint="look with --dry-run, then use --yes",
+            hint=f"resilient k8s delete {name} --dry-run",
         )
     found = find_all(cluster, name)
     if asks:

@@ -231,7 +231,7 @@ def _require_somebody(output: Output, *, asks: bool) -> None:
     if asks and not is_somebody_there(output):
         raise UsageError(
             "prune deletes, and nobody is there to confirm it",
-            hint="look with --dry-run, then use --yes",
+            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
         )
 
 

@@ -13,7 +13,7 @@ from resilient.agent.outputs.reading import Reader, find_sources
 from resilient.clock import SystemClock, parse_length
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient_cli.places import output_of
-from resilient_cli.render import leave_the_pipe
+from resilient_cli.render import answering, leave_the_pipe
 from resilient_cli.views.logs import line_of
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[Printed]], 
     is_safe, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
 
     def write(printed: Iterable[Printed]) -> None:
-        for one in printed:
-            text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
-            # A locale that has no such letters shows others.
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        sys.stdout.flush()
+        with answering():
+            for one in printed:
+                text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
+                # A locale that has no such letters shows others.
+                sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            sys.stdout.flush()
 
     return write
 
@@ -120,8 +121,8 @@ def _since(text: str, now: str) -> str:
         moment = moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--since {text!r} is neither a length nor a time",
-            hint="--since 10m, or --since 2026-11-20T10:00",
+            f"--since {text!r} is neither a length, as 10m, nor a time, as 2026-11-20T10:00",
+            hint="resilient logs --help",
         ) from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -62,7 +62,9 @@ def plan(
     Example: resilient plan runs/mine --notice 120
     """
     if not run and not repo:
-        raise UsageError("nothing to plan for was named", hint="name a run, or a --repo, or both")
+        raise UsageError(
+            "nothing to plan for was named: a run, or a --repo, or both", hint="resilient plan RUN"
+        )
     mtbf_seconds = _time(mtbf)
     asked = parse_every(every, "--every") if every else None
     records = read_records(run) if run else []

@@ -76,7 +76,7 @@ def report(
     if output is None and (tensors or compare or verify):
         raise UsageError(
             "`--tensors`, `--compare` and `--verify` are parts of a page",
-            hint="add -o FILE, or use: resilient ui RUN",
+            hint="resilient report RUN -o run.html --verify",
         )
     if output is not None:
         output = local_path(

@@ -35,7 +35,7 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
     if key is None:
         raise ConfigError(
             "there is no key to sign with",
-            hint="export RESILIENT_SIGNING_KEY_FILE=signing.key (or RESILIENT_SIGNING_KEY)",
+            hint="export RESILIENT_SIGNING_KEY_FILE=signing.key",
         )
     ref, place = ref_and_place(ref, place, repo)
     store = open_repository(place, repo)

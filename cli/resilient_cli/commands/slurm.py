@@ -13,7 +13,7 @@ from resilient.agent.notices.judging import LEAD_SECONDS
 from resilient.errors import ConfigError, DeadlineExceeded, NotRunning, UsageError
 from resilient_cli.doctor import budget
 from resilient_cli.given import given_to_train
-from resilient_cli.launching import secret_assigned
+from resilient_cli.launching import has_credentials, secret_assigned
 from resilient_cli.places import output_of
 from resilient_cli.render import show
 from resilient_cli.slurm import queue
@@ -223,10 +223,16 @@ def _job(
     check_command(words[1:], set(given), place.array)
     if any("\n" in line for line in asked.setup):
         raise ConfigError("--setup takes one line; give it once for each")
+    if any(map(has_credentials, asked.setup)):
+        raise ConfigError(
+            "--setup: a URL in it has a user, a password or a signature, and the script would have "
+            "it; --env NAME takes a variable from where sbatch is called",
+            hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
+        )
     if variable := next(filter(None, map(secret_assigned, asked.setup)), ""):
         raise ConfigError(
             f"--setup: the value of {variable} would be in the script and in SLURM's records",
-            hint=f"export {variable} where you call sbatch, and give --env {variable}",
+            hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
     grace = _grace_seconds(given.get("grace"), events, notice)
     lead = math.ceil(grace + budget.MARGIN_SECONDS)

@@ -282,11 +282,11 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
         UsageError: it is to be two things.
     """
     if is_module and is_program:
-        raise UsageError("-m contradicts --no-python", hint="give one of them")
+        raise UsageError("-m contradicts --no-python", hint="resilient train --help")
     if is_program and shutil.which(script) is None:
-        raise ScriptNotFound(f"no program `{script}`", hint="name its path, or look at PATH")
+        raise ScriptNotFound(f"no program `{script}` in PATH", hint=f"command -v {script}")
     if not is_module and not is_program and not Path(script).is_file():
-        raise ScriptNotFound(f"no script `{script}`", hint="give -m to run a module")
+        raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {script}")
 
 
 def _parse_number(text: str, option: str) -> int | None:

@@ -56,7 +56,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
     writer = find_writer(store)
     if writer is None:
         raise RepositoryNotFound(
-            f"no repository at `{store.url}`", hint="look at the URL; no run ever began there"
+            f"no repository at `{store.url}`: no run ever began there",
+            hint=f"resilient doctor --repo {store.url}",
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
     seen = testify(writer, records_of(run, place or repo or ""), now_ms)

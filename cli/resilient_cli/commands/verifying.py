@@ -129,5 +129,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
         raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)
     raise NoIntactCheckpoint(
         f"no checkpoint in `{store.url}` is left that training could resume from",
-        hint=f"bring back `{store.url}` from a copy, or begin in a new place",
+        hint=f"resilient ckpt repair latest {store.url} --from COPY",
     )

@@ -100,7 +100,7 @@ def judge(budget: Budget) -> list[Check]:
                 "termination",
                 grace < termination,
                 f"--grace {grace:g} s, SIGKILL {termination:g} s after SIGTERM",
-                "" if grace < termination else f"give it more than {grace:g} s, or lower --grace",
+                "" if grace < termination else f"resilient train --grace {termination / 2:g}",
             )
         )
     if notice is not None:
@@ -110,8 +110,9 @@ def judge(budget: Budget) -> list[Check]:
             Check(
                 "notice",
                 fits,
-                f"{name} {last:g} s, notice {notice:g} s",
-                "" if fits else f"lower {name} to {notice:g} s: the machine is gone by then",
+                f"{name} {last:g} s, notice {notice:g} s"
+                + ("" if fits else ": the machine is gone"),
+                "" if fits else f"resilient train --grace {notice / 2:g}",
             )
         )
     return checks
@@ -120,7 +121,7 @@ def judge(budget: Budget) -> list[Check]:
 def _judge_save(budget: Budget) -> Check:
     if budget.save_seconds is None:
         found = f"--grace {budget.grace_seconds:g} s, and nobody knows what a save takes"
-        hint = "give --events FOLDER of a run, or --repo of one with a checkpoint"
+        hint = "resilient doctor --events FOLDER --repo URL"
         return Check("budget", is_ok=True, found=found, hint=hint)
     needed = budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
     found = (
@@ -129,7 +130,7 @@ def _judge_save(budget: Budget) -> Check:
         f"{budget.grace_seconds:g} s"
     )
     fits = needed <= budget.grace_seconds
-    hint = f"resilient train --grace {math.ceil(needed)}, or a near_repo" if not fits else ""
+    hint = f"resilient train --grace {math.ceil(needed)}" if not fits else ""
     return Check("budget", fits, found, hint)
 
 

@@ -77,8 +77,9 @@ def check_shared_memory(root: Path = _SHM) -> Check:
     return Check(
         "shared memory",
         is_ok=False,
-        found=f"no keeper of staged checkpoints: {granted.why_not}",
-        hint="docker run --shm-size, or an emptyDir with medium: Memory at /dev/shm",
+        found=f"no keeper of staged checkpoints: {granted.why_not} (in a pod an emptyDir with "
+        "medium: Memory at /dev/shm gives it)",
+        hint="docker run --shm-size 8g IMAGE",
     )
 
 
@@ -92,7 +93,7 @@ def check_clock() -> Check:
             "clock",
             is_ok=False,
             found="not synchronised: notices name moments, and signed requests are refused",
-            hint="systemctl start chronyd, or chronyc makestep",
+            hint="systemctl start chronyd",
         )
     return Check("clock", is_ok=True, found="synchronised")
 
@@ -104,12 +105,12 @@ def check_signals(proc: Path = _PROC) -> Check:
         return Check(
             "signals",
             is_ok=False,
-            found=f"process 1 is `{first}`, which passes no SIGTERM on",
-            hint='exec form: command: ["resilient", "train", ...], or exec in the script',
+            found=f"process 1 is `{first}`, which passes no SIGTERM on, unless it ends with `exec`",
+            hint="exec resilient train ...",
         )
     for name, field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
         if _mask(proc, field) >> (signal.SIGTERM - 1) & 1:
-            found, hint = f"SIGTERM is {name} by who started this", "look for trap '' TERM"
+            found, hint = f"SIGTERM is {name} by who started this", "grep -rn \"trap '' TERM\" ."
             return Check("signals", is_ok=False, found=found, hint=hint)
     code = _ask_to_stop()
     is_ok = code == 75  # noqa: PLR2004 - the exit code of the listener above

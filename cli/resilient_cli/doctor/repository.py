@@ -76,12 +76,12 @@ def _check_exclusive(store: Store, key: str) -> Check:
     except KeyExists:
         is_ok = store.get(key) == b"first"
     except NotExclusive as error:
-        found, hint = error.message, "--single-writer, if only one job ever writes there"
+        found, hint = error.message, "resilient train --single-writer"
         return Check("conditional write", is_ok=False, found=found, hint=hint)
     else:
         is_ok = False
     found = "of two writers one wins" if is_ok else "a second writer replaced what the first wrote"
-    return Check("conditional write", is_ok, found, "" if is_ok else "use another store")
+    return Check("conditional write", is_ok, found, "" if is_ok else "resilient doctor --repo URL")
 
 
 def _check_atomic(store: Store, key: str) -> Check:
@@ -104,8 +104,8 @@ def _check_latency(store: Store, clock: Clock, key: str) -> Check:
         f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
     )
     is_ok = took[-1] < _SLOW_SECONDS
-    hint = "" if is_ok else "each commit takes several such requests"
-    return Check("latency", is_ok, found, hint)
+    found += "" if is_ok else ", and each commit takes several such requests"
+    return Check("latency", is_ok, found, "" if is_ok else "resilient help storage")
 
 
 def _check_throughput(store: Store, clock: Clock, key: str, found: Found) -> Check:

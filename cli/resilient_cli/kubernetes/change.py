@@ -103,12 +103,11 @@ def _ask(cluster: Cluster, wanted: Sequence[Object], *asked: str) -> Any:
     except ConfigError as error:
         if "immutable" in error.message:
             hint = cluster.spell("resilient", "k8s", "delete", wanted[-1]["metadata"]["name"])
-            raise ConfigError(
-                error.message, hint=f"{hint}, then apply: checkpoints stay"
-            ) from error
+            said = f"{error.message}; it can be deleted and applied again: checkpoints stay"
+            raise ConfigError(said, hint=hint) from error
         if "no matches for kind" in error.message:
-            hint = "install its controller, or use another --flavor"
-            raise ConfigError(error.message, hint=hint) from error
+            said = f"{error.message}: its controller is not installed"
+            raise ConfigError(said, hint="resilient k8s render --help") from error
         raise
 
 

@@ -121,9 +121,8 @@ def refusal(cluster: Cluster, said: str) -> ResilientError:
     if reason == "NotFound":
         return NotRunning(text, hint=cluster.spell("kubectl", "get", "jobs,pods"))
     if reason == "Conflict" or text.startswith("Apply failed with"):
-        return ClusterConflict(
-            text, hint="kubectl get -o yaml --show-managed-fields says whose field it is"
-        )
+        shown = cluster.spell("kubectl", "get", "jobs", "-o", "yaml", "--show-managed-fields")
+        return ClusterConflict(text, hint=shown)
     if reason in _SILENT or (not reason and any(one in text for one in _CUT)):
         return ClusterUnavailable(text, hint=cluster.spell("kubectl", "cluster-info"))
     return ConfigError(text, hint=cluster.spell("kubectl", "config", "get-contexts"))

@@ -69,7 +69,10 @@ def look(
         )
     if len(holders) > 1:
         both = " and a ".join(one["kind"] for one in holders)
-        raise ConfigError(f"`{name}` is a {both}; a run has one", hint="delete one by kubectl")
+        raise ConfigError(
+            f"`{name}` is a {both}; a run has one",
+            hint=cluster.spell("kubectl", "delete", holders[0]["kind"].lower(), name),
+        )
     workload = None
     if QUEUE in holders[0]["metadata"].get("labels", {}):
         workload = _workload(cluster, holders[0]["metadata"]["uid"])

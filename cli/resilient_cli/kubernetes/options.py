@@ -183,8 +183,9 @@ def _check(
     script = str(given.get("script", ""))
     if not given.keys() & {"module", "no_python"} and not script.startswith("/"):
         raise ConfigError(
-            f"{script!r} would be looked for in /scratch, the folder of a pod that can be written",
-            hint=f"give the whole path that it has in the image: /app/{script}",
+            f"{script!r} would be looked for in /scratch, the folder of a pod that can be "
+            f"written; its whole path in the image is wanted, as /app/{script}",
+            hint=_EXAMPLE,
         )
     return given
 

@@ -86,7 +86,7 @@ def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
             found.append((str(ipaddress.ip_network(network)), int(port)))
         except ValueError as error:
             raise ConfigError(
-                f"--egress {text!r}: {error}", hint="CIDR:PORT, as 10.0.0.0/8:9000"
+                f"--egress {text!r}: {error}; it is CIDR:PORT, as 10.0.0.0/8:9000"
             ) from error
     return tuple(found)
 

@@ -163,8 +163,8 @@ def check_image(image: str) -> None:
         shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
         raise ConfigError(
             f"--image {shown!r} is no image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], the name of "
-            "a-z and 0-9 and the digest of 64 digits",
-            hint="what `docker push` said, as registry/name@sha256:...",
+            "a-z and 0-9 and the digest of 64 digits, as `docker push` says it",
+            hint="docker images --digests",
         )
 
 
@@ -216,7 +216,7 @@ def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
         if is_secret(name, value):
             raise ConfigError(
                 f"--env {name}: everybody who sees the Job would have its value",
-                hint=f"kubectl create secret generic NAME --from-literal={name}=...; --secret NAME",
+                hint=f"kubectl create secret generic NAME --from-literal={name}=...",
             )
         found[name] = value
     return tuple(found.items())
@@ -237,13 +237,15 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
         if has_credentials(word):
             raise ConfigError(
                 "a URL of the command has a user, a password or a signature in it, and the Job "
-                "would show it",
-                hint="take them out, and give RESILIENT_STORAGE_OPTIONS by --secret",
+                "would show it: RESILIENT_STORAGE_OPTIONS is given by --secret NAME",
+                hint="kubectl create secret generic NAME "
+                "--from-literal=RESILIENT_STORAGE_OPTIONS=...",
             )
     if option := secret_option(command):
         raise ConfigError(
-            f"{option}: its value would be in the Job, for everybody who sees that",
-            hint="have the script read a variable, and give that by --secret",
+            f"{option}: its value would be in the Job, for everybody who sees that; the "
+            "script can read a variable, which is given by --secret NAME",
+            hint="kubectl create secret generic NAME --from-literal=VARIABLE=...",
         )
 
 

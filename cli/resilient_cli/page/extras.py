@@ -45,7 +45,8 @@ def extras_of(
     store = store_of(run)
     if store is None:
         raise RepositoryNotFound(
-            f"no checkpoints in `{run[0]}`", hint="name the output folder of the run"
+            f"no checkpoints in `{run[0]}`; a run's output folder is wanted",
+            hint=f"resilient ckpt ls {run[0]}",
         )
     checked, said = _verified(store) if verify else ({}, "")
     return Extras(

@@ -79,7 +79,7 @@ class PageServer(socketserver.ThreadingTCPServer):
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"--port: cannot listen at {HOST}:{port}: {error}",
-                hint="name another port, or leave --port out: the system chooses one",
+                hint="resilient ui RUN --port 0",
             ) from error
         self.page = page
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)

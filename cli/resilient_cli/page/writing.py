@@ -20,5 +20,5 @@ def write_page(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write `{path}`: {error.strerror}", hint="name another file"
+            f"cannot write `{path}`: {error.strerror}", hint=f"ls -ld {path.parent}"
         ) from error

@@ -154,7 +154,7 @@ def check_time(text: str, lead_seconds: int) -> None:
         raise ConfigError(
             f"--time {text}: the run leaves {lead_seconds} s before its end, and SLURM may say so "
             f"{EARLY_SECONDS} s earlier, so nothing would be trained",
-            hint=f"--time {(lead_seconds + EARLY_SECONDS) // 60 + 1} or more",
+            hint=f"resilient slurm submit --time {(lead_seconds + EARLY_SECONDS) // 60 + 1} ...",
         )
 
 
@@ -168,13 +168,13 @@ def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], .
     for text in given:
         name, has_value, value = text.partition("=")
         if not is_variable(name):
-            raise ConfigError(f"--env {name!r} is no name of a variable", hint="--env NAME=VALUE")
+            raise ConfigError(f"--env {name!r} is no name of a variable: NAME=VALUE, or NAME")
         if name in found:
             raise ConfigError(f"--env {name} stands twice")
         if has_value and is_secret(name, value):
             raise ConfigError(
                 f"--env {name}: its value would be in the script and in SLURM's records",
-                hint=f"export {name} where you call sbatch, and give --env {name}",
+                hint=f"export {name}=...; resilient slurm submit --env {name} -- train ...",
             )
         if "\0" in value or "\n" in value:
             raise ConfigError(f"--env {name}: its value has more than one line")
@@ -198,21 +198,22 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
         if has_credentials(word):
             raise ConfigError(
                 "a URL of the command has a user, a password or a signature in it, and the script "
-                "would have it",
-                hint="take them out and export RESILIENT_STORAGE_OPTIONS where you call sbatch",
+                "would have it; RESILIENT_STORAGE_OPTIONS is taken from where sbatch is called",
+                hint="export RESILIENT_STORAGE_OPTIONS=...",
             )
         if "\n" in word or "\0" in word:
             raise ConfigError(f"{word!r} has more than one line")
     if option := secret_option(command):
         raise ConfigError(
-            f"{option}: its value would be in the script and in SLURM's records",
-            hint="have the script read a variable; export it where you call sbatch, and --env NAME",
+            f"{option}: its value would be in the script and in SLURM's records; the script "
+            "can read a variable, which --env NAME takes from where sbatch is called",
+            hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
         )
     has_task = any(TASK in word for word in command)
     if array and not has_task:
         raise ConfigError(
             "--array: all its tasks would write to one repository",
-            hint=f"put {TASK} into the command: --repo s3://bucket/run-{TASK}",
+            hint=f"resilient slurm submit --array 0-3 -- train --repo s3://bucket/run-{TASK} ...",
         )
     if has_task and not array:
         raise ConfigError(f"{TASK} stands for a task of an array, and there is no --array")

@@ -112,7 +112,7 @@ def _known(text: str) -> str:
 def _ask(program: str, *arguments: str, given: str = "") -> str:
     path = shutil.which(program)
     if path is None:
-        raise ConfigError(f"no {program} on this machine", hint="run this on a node of the cluster")
+        raise ConfigError(f"no {program} on this machine", hint="ssh LOGIN-NODE")
     try:
         done = subprocess.run(  # noqa: S603 - SLURM's own programs, and checked words
             [path, *arguments],
@@ -136,5 +136,5 @@ def _silent(program: str, said: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"SLURM does not answer {program}: {said}",
         deadline_seconds=_SECONDS,
-        hint="scontrol ping; squeue --me says whether a job was submitted all the same",
+        hint="scontrol ping; squeue --me",
     )

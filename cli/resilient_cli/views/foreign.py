@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.remedies import remedy
 from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
 from resilient_cli.render import Answer, Facts, Table, human_size
 from resilient_cli.views.verdict import conclusion, resumable
 from resilient_cli.views.words import NONE, count, inline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from resilient.layouts.values import Optimizer, Tensor
+    from resilient.layouts.values import Optimizer, Problem, Tensor
     from resilient_cli.foreign import Looked
+
+_NAMED_MAX = 4
+"""Places of one kind of help that are named."""
 
 
 def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
@@ -46,6 +50,7 @@ def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
             ),
         ),
     )
+    blocks = (*blocks, *_fixes(looked))
     if with_tensors:
         document["tensors"] = [_tensor(one) for one in contents.tensors]
         blocks = (*blocks, _tensors(contents.tensors))
@@ -81,12 +86,31 @@ def _document(looked: Looked) -> dict[str, Any]:
         "data": dict(contents.data),
         "versions": dict(contents.versions),
         "facts": dict(contents.facts),
-        "problems": [
-            {"place": one.place, "what": one.what, "loses": one.loses, "is_fatal": one.is_fatal}
-            for one in contents.problems
-        ],
+        "problems": [_problem(looked, one) for one in contents.problems],
         "resumable": resumable(looked.verdict),
     }
+
+
+def _problem(looked: Looked, problem: Problem) -> dict[str, Any]:
+    return {
+        "place": problem.place,
+        "what": problem.what,
+        "severity": problem.severity,
+        "loses": problem.loses,
+        "is_fatal": problem.is_fatal,
+        "fix": remedy(problem, looked.url, looked.sibling),
+    }
+
+
+def _fixes(looked: Looked) -> Iterator[str]:
+    """Yield what helps, each once; what is to be run next is told as that."""
+    places: dict[str, list[str]] = {}
+    for one in looked.contents.problems:
+        places.setdefault(remedy(one, looked.url, looked.sibling), []).append(one.place)
+    for fix, named in places.items():
+        if fix != looked.verdict.command:
+            whose = ", ".join(dict.fromkeys(named[:_NAMED_MAX]))
+            yield f"fix: {fix}" if len(places) == 1 else f"fix for {whose}: {fix}"
 
 
 def _about(looked: Looked) -> Facts:

@@ -89,7 +89,7 @@ def export_checkpoint(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint="name a new folder")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
     store = open_store(url, storage_options=storage_options or {})
     checkpoint = resolve(store, ref)
     manifest = read_manifest(store, checkpoint)

@@ -48,7 +48,7 @@ def import_folder(
         if held:
             raise ConfigError(
                 f"the repository `{url}` holds {held[0]} already: a run begins once",
-                hint="name a new repository",
+                hint=f"resilient ckpt ls {url}",
             )
         return import_checkpoint(spine, os.fspath(folder), naming)
     finally:

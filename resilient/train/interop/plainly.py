@@ -56,7 +56,7 @@ def export_plainly(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint="name a new folder")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

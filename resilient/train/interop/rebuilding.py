@@ -125,7 +125,7 @@ def require_new(target: Path) -> None:
         ConfigError: says so.
     """
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint="name a new folder")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
 
 
 def write_rebuilt(

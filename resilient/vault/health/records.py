@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.health.verify import Level
 
-_RECORD_FIX = "resume goes on from the next older checkpoint; bring the record back from a copy"
+_RECORD_FIX = "none here: resume goes on from the next older checkpoint; a copy may have the record"
 _MARK_FIX = "none is needed while a checkpoint is there; the next life marks its own"
 
 
@@ -95,9 +95,9 @@ def _unreadable(store: Store) -> Iterator[Finding]:
         key = committed_key(number)
         yield from _read(key, _MARK_FIX, lambda number=number: check_mark(store, number))  # type: ignore[misc]
     for name in list_tags(store):
-        fix = f"resilient ckpt untag {name}"
+        fix = f"resilient ckpt untag {name} {store.url}"
         yield from _read(tag_key(name), fix, lambda name=name: read_tag(store, name))  # type: ignore[misc]
-    fix = f"delete `{ABILITIES}`: the next life asks the store again"
+    fix = f"none but to delete `{ABILITIES}`: the next life asks the store again"
     yield from _read(ABILITIES, fix, lambda: _read_abilities(store))
 
 
@@ -119,7 +119,12 @@ def _contradictions(store: Store) -> Iterator[Finding]:
     whole, numbers, marks = committed(store), list_numbers(store), list_marks(store)
     lost = lineage(store).lost
     if lost:
-        yield Finding("generations/", "", lost, fix="bring the checkpoint back from a copy")
+        yield Finding(
+            "generations/",
+            "",
+            lost,
+            fix="none here: a copy of the repository may have the checkpoint",
+        )
     for number in sorted({one.generation for one in whole}):
         if number not in numbers:
             key = generation_key(number)
@@ -151,5 +156,5 @@ def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
         except (IntegrityError, KeyNotFound):
             continue
         if named not in whole:
-            fix = f"resilient ckpt untag {name}"
+            fix = f"resilient ckpt untag {name} {store.url}"
             yield Finding(tag_key(name), "", f"names {named}, which is gone", "warning", fix=fix)

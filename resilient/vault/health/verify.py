@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Level = Literal["quick", "full", "deep"]
 
-BY_ITSELF = "resume takes the newest whole checkpoint by itself"
+BY_ITSELF = "none is needed: resume takes the newest whole checkpoint by itself"
 """What mends damage while a whole checkpoint is there: nothing that anybody has to do."""
 
 MISSING = "missing"
@@ -86,7 +86,7 @@ def verify(
     except IntegrityError as error:
         lost = Finding(MANIFEST, "", error.message)
         if copy_problem(store, checkpoint, "full"):
-            return [lost]
+            return [replace(lost, fix=f"{repair_command(store, checkpoint)} --from COPY")]
         return [replace(lost, fix=repair_command(store, checkpoint))]
     except IncompatibleCheckpoint as error:
         return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
@@ -95,10 +95,9 @@ def verify(
     found = damages(store, manifest, level)
     chunks = {one.finding.file: one.chunks for one in found if one.chunks is not None}
     fix = repair_command(store, checkpoint)
+    ways = {True: fix, False: f"{fix} --from COPY"}
     findings += [
-        replace(one.finding, fix=fix)
-        if can_mend(manifest, one.finding.file, chunks)
-        else one.finding
+        replace(one.finding, fix=ways[can_mend(manifest, one.finding.file, chunks)])
         for one in found
     ]
     problem = copy_problem(store, checkpoint, level) if manifest.parity else ""
@@ -218,7 +217,7 @@ def _verify_signature(
     if signed is not None:
         return [] if level == "quick" else _verify_signed(store, manifest, signed)
     problem = signature_problem(store, manifest)
-    fix = f"if you trust the checkpoint: resilient ckpt sign {manifest.checkpoint} {store.url}"
+    fix = f"resilient ckpt sign {manifest.checkpoint} {store.url}"
     return [Finding(file, "", problem, "warning", fix=fix)] if problem else []
 
 

@@ -58,9 +58,9 @@ def check_abilities(store: Store, clock: Clock, *, single_writer: bool = False) 
     if not verdict:
         raise NotExclusive(
             f"{store.url} accepts `If-None-Match` and lets several writers win, so a stale process "
-            f"could not be fenced off (recorded in `{ABILITIES}`)",
-            hint="use a store that keeps it, or promise that only one job writes: --single-writer; "
-            f"after a change of the server delete `{ABILITIES}`",
+            f"could not be fenced off (recorded in `{ABILITIES}`, which is to be deleted after a "
+            "change of the server); a job that is the only one may promise that",
+            hint=f"resilient train --single-writer --repo {store.url} SCRIPT",
         )
 
 

@@ -139,8 +139,9 @@ def claim(
     """
     if not store.exclusive and not single_writer:
         raise NotExclusive(
-            f"{store.url} has no exclusive create, so a stale process could not be fenced off",
-            hint="use a store that has it, or promise that only one job writes: --single-writer",
+            f"{store.url} has no exclusive create, so a stale process could not be fenced off; "
+            "a job that is the only one may promise that",
+            hint=f"resilient train --single-writer --repo {store.url} SCRIPT",
         )
     numbers = list_numbers(store)
     run_id = _run_id(store, numbers)
@@ -173,7 +174,7 @@ def _check_writable(record: Generation) -> None:
         check_record(record.to_json())
     except ValueError as error:
         raise ConfigError(
-            f"life {record.number} cannot be recorded: {error}", hint="give a cause of one word"
+            f"life {record.number} cannot be recorded: {error}; a cause is one word"
         ) from error
 
 
@@ -294,8 +295,9 @@ def check_fence(store: Store, mine: int) -> None:
     newest = max(list_numbers(store), default=mine)
     if newest > mine:
         raise Fenced(
-            f"life {newest} of this run began while life {mine} was still running at {store.url}",
-            hint=f"stop this process; why the newer life began: resilient ckpt reflog {store.url}",
+            f"life {newest} of this run began while life {mine} was still running at "
+            f"{store.url}: this process has to stop",
+            hint=f"resilient ckpt reflog {store.url}",
         )
 
 

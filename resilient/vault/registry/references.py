@@ -51,7 +51,8 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     everything = committed(store)
     if not everything:
         raise RepositoryNotFound(
-            f"no checkpoint at {store.url}", hint="look at the URL, or start a run that saves there"
+            f"no checkpoint at {store.url}: no run ever saved there",
+            hint=f"resilient ckpt ls {store.url}",
         )
     known = lineage(store)
     order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
@@ -135,7 +136,9 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
         if root.startswith(ref):
             found.append(one)
     if len(found) > 1:
-        raise UsageError(f"`{ref}` names {len(found)} checkpoints", hint="give more characters")
+        raise UsageError(
+            f"`{ref}` names {len(found)} checkpoints", hint=f"resilient ckpt ls {store.url}"
+        )
     return found[0] if found else None
 
 
@@ -161,8 +164,8 @@ def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
         moment = _utc(ref[1:])
     except ValueError as error:
         raise UsageError(
-            f"`{ref}` is no moment",
-            hint="write it like @2026-11-20, @2026-11-20T10:00 or ...+01:00",
+            f"`{ref}` is no moment, as @2026-11-20, @2026-11-20T10:00 and ...+01:00 are",
+            hint="resilient help refs",
         ) from error
     for one in known.candidates:
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):

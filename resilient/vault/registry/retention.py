@@ -37,7 +37,7 @@ class BestOf:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ConfigError("`keep_best` names no metric", hint="use for example loss:3")
+            raise ConfigError("`keep_best` names no metric, as loss:3 does")
         require_count("keep_best", self.count)
 
     @property

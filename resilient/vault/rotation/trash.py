@@ -79,7 +79,7 @@ def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
         raise StoreFull(
             f"no room left to put {checkpoint} in the trash; it stays, and nothing of it is lost",
             key=checkpoint.key(name),
-            hint="the same with --grace 0, which deletes at once",
+            hint=f"resilient ckpt prune {store.url} --keep-last 1 --grace 0 --dry-run",
         ) from error
 
 

@@ -150,7 +150,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
         is_echo = isinstance(error, PeerFailed | DeadlineExceeded)
         raise (SaveAbandoned if is_echo else SaveFailed)(
             f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
-            hint=error.hint or "mend the cause and run the same command again",
+            hint=error.hint,
         ) from error
     # Committed: from here on nothing may make a failure of it.
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds

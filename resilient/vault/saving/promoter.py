@@ -192,8 +192,9 @@ class Promoter:
         except ResilientError as error:
             near = ", ".join(str(one) for one in owed if one not in self._done)
             raise SaveFailed(
-                f"{near} is saved in the near tier {self._tiers.near.url} alone: {error.message}",
-                hint="mend the cause and run the same command again, where the near tier is",
+                f"{near} is saved in the near tier {self._tiers.near.url} alone: {error.message}; "
+                "the same command on this host promotes it",
+                hint=error.hint,
             ) from error
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def _full(desk: Desk, checkpoint: CheckpointId, needs: int, free: int, whose: st
         f"no space left for it at {url}{whose}: it needs {needs} bytes with a margin, {free} are "
         f"free, and {_what_rotation_could_free(desk)}; nothing of it was written",
         key=checkpoint.folder,
-        hint=f"free space (df -h), or resilient ckpt prune {url} --keep-last 1 --grace 0 --dry-run",
+        hint=f"resilient ckpt prune {url} --keep-last 1 --grace 0 --dry-run",
     )
 
 

@@ -320,8 +320,8 @@ def adopt_manifests(tiers: TieredStore) -> None:
 def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
     return ConfigError(
         f"the near tier {tiers.near.url} holds life {number} of a run that {tiers.durable.url} "
-        "does not know",
-        hint="give each repository a near tier of its own, or empty this one",
+        "does not know; each repository needs a near tier of its own, or an empty one",
+        hint=f"resilient ckpt ls {tiers.near.url}",
     )
 
 

@@ -263,9 +263,9 @@ def test_lost_parity_is_told_as_a_warning_and_holds_no_rotation():
 
 
 def test_verify_says_what_can_be_repaired_and_what_cannot():
-    for parity, expected in ((0, "resume takes the newest whole"), (1, "resilient ckpt repair")):
+    for parity, end in ((0, " --from COPY"), (1, "")):
         store = saved(parity)
         store.delete(MODEL)
         for level in ("quick", "full", "deep"):
             (finding,) = verify(store, CHECKPOINT, level)
-            assert finding.fix.startswith(expected)
+            assert finding.fix == f"resilient ckpt repair {CHECKPOINT} {store.url}{end}"

@@ -1,0 +1,123 @@
+"""Defects of what helps against damage, of what is no file, and of an answer nobody can take."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+LAYERS = "tests/unit/layouts/test_layers.py"
+OPTIMIZERS = "tests/unit/layouts/test_optimizers_of_tools.py"
+NO_FILES = "tests/unit/layouts/test_no_files.py"
+SPEAKING = "tests/unit/layouts/test_speaking.py"
+DOCUMENTS = "tests/unit/mending/test_documents.py"
+REMEDIES = "tests/unit/layouts/test_remedies.py"
+FULL = "tests/cli/test_full_output.py"
+FOLDER = "resilient/storage/folder.py"
+GROUPS = "        problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
+
+MUTANTS = [
+    Mutant(
+        "two layers of different kinds are one with a wrong name",
+        "resilient/layouts/layers.py",
+        "or (is_pair and not _is_bit_apart(wanted, found)):",
+        "or False:",
+        f"{LAYERS} -k different_kinds",
+    ),
+    Mutant(
+        "a weight of another shape is one with a wrong name",
+        "resilient/layouts/layers.py",
+        "        if one.shape != shapes[wanted] or",
+        "        if False or",
+        f"{LAYERS} -k another_shape",
+    ),
+    Mutant(
+        "the groups of an optimizer in a file of torch are not looked at",
+        "resilient/layouts/plain.py",
+        GROUPS,
+        "        problems += []\n",
+        f"{OPTIMIZERS} -k a_file",
+    ),
+    Mutant(
+        "the groups of an optimizer of Lightning are not looked at",
+        "resilient/layouts/lightning.py",
+        "            problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n",
+        "            problems += []\n",
+        f"{OPTIMIZERS} -k of_lightning",
+    ),
+    Mutant(
+        "an optimizer that has made no step is one that lost its state",
+        "resilient/layouts/groups.py",
+        "    if is_begun and _is_emptied(value, archive):",
+        "    if _is_emptied(value, archive):",
+        f"{OPTIMIZERS} -k before_the_first",
+    ),
+    Mutant(
+        "what is no file is missing",
+        FOLDER,
+        "        if name not in self.outside:\n",
+        "        if True:\n",
+        f"{NO_FILES} -k pipe",
+    ),
+    Mutant(
+        "a file that nobody looked at is missing",
+        FOLDER,
+        "        if leads_out(name):\n",
+        "        if False:\n",
+        f"{NO_FILES} -k not_called_missing",
+    ),
+    Mutant(
+        "marks of direction in a name are fine",
+        "resilient/layouts/speaking.py",
+        '_TALKING = ("Cc", "Cf",',
+        '_TALKING = ("Cc",',
+        SPEAKING,
+    ),
+    Mutant(
+        "names of tensors are not looked at for what they say to a terminal",
+        "resilient/layouts/scanning.py",
+        "        found += _talking(folder, listing, name)\n",
+        "",
+        SPEAKING,
+    ),
+    Mutant(
+        "a configuration that is as wrong is taken from another step",
+        "resilient/mending/pointers.py",
+        "            if any(one.place == name for one in problems):\n",
+        "            if False:\n",
+        f"{DOCUMENTS} -k as_wrong",
+    ),
+    Mutant(
+        "a weight under another name is whole",
+        "resilient/mending/planning.py",
+        " or problem.loses == RENAMED\n",
+        "\n",
+        f"{DOCUMENTS} -k another_name",
+    ),
+    Mutant(
+        "of what was saved so the whole step beside it is not named",
+        "resilient/layouts/remedies.py",
+        "    if problem.cure is Cure.EARLIER and sibling:\n",
+        "    if False:\n",
+        REMEDIES,
+    ),
+    Mutant(
+        "what is left of an answer fails again at the end",
+        "cli/resilient_cli/render.py",
+        "        leave_the_pipe()  # what is left in the buffer would fail again at the end\n",
+        "",
+        f"{FULL} -k full_disk",
+    ),
+    Mutant(
+        "a full stdout is a bug of ours",
+        "cli/resilient_cli/render.py",
+        "        raise kind_of(error)(\n",
+        "        raise RuntimeError(\n",
+        f"{FULL} -k full_disk",
+    ),
+    Mutant(
+        "a hint may be no command",
+        "resilient/vault/registry/references.py",
+        'hint="resilient help refs"',
+        'hint="write it otherwise"',
+        "tests/cli/test_hints.py -k source",
+    ),
+]
