@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "time alone promotes nothing",
-        PROMOTER,
+        "resilient/vault/saving/tiering.py",
         "passed_seconds >= seconds:",
         "passed_seconds < 0 <= seconds:",
         TIERS,
