@@ -60,7 +60,7 @@ def test_a_server_that_lies_is_found_out_refused_and_remembered(kind):
     with pytest.raises(NotExclusive) as caught:
         check_abilities(store, CLOCK)
     assert "--single-writer" in caught.value.hint
-    assert ABILITIES in caught.value.hint
+    assert ABILITIES in caught.value.message
     assert recorded(store) is False
     store.put_new = None
     with pytest.raises(NotExclusive):
