@@ -24,7 +24,7 @@ _OWN_ERRORS = {
     "abfss": _AZURE,
     "http": (_AIOHTTP,),
     "https": (_AIOHTTP,),
-    "hf": ("huggingface_hub.errors:HfHubHTTPError", "httpx:HTTPError"),
+    "hf": ("huggingface_hub.errors:HfHubHTTPError", "httpx:HTTPError", "httpx2:HTTPError"),
     "ftp": ("ftplib:Error",),
     "sftp": ("paramiko.ssh_exception:SSHException",),
     "ssh": ("paramiko.ssh_exception:SSHException",),

@@ -205,3 +205,11 @@ def test_a_port_where_nobody_listens_is_no_answer():
         folder = open_folder(f"http://127.0.0.1:{taken.getsockname()[1]}/model.safetensors")
         with pytest.raises(StoreUnavailable, match="Cannot connect to host"):
             folder.list()
+
+
+def test_a_hub_that_nobody_answers_for_is_unavailable(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub.constants")
+    # The address is read when the filesystem is made.
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(StoreUnavailable):
+        list(FsspecStore("hf://gpt2/nobody").list())
