@@ -13,6 +13,7 @@ from resilient.errors import (
 )
 from resilient.format.names import CheckpointId
 from resilient.train.leaving import SavesTook, Tier, choose_tier
+from resilient.train.minding import MindingSaver
 from resilient.train.reporting import (
     BestModelMissing,
     LastSaveChosen,
@@ -22,10 +23,9 @@ from resilient.train.resuming import examine
 from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from resilient.checkpointer import About, Checkpointer
-    from resilient.events import Event
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.best import Best
@@ -39,7 +39,7 @@ WARM_AT = 2
 _MODEL_ONLY = ("model", "trainer_state")
 
 
-class Saver:
+class Saver(MindingSaver):
     """Saves a run and resumes it.
 
     Args:
@@ -178,17 +178,6 @@ class Saver:
         """Remember that the model of this step is the best, if a checkpoint holds it already."""
         if self._saved is not None and self._saved_step == self._state.global_step:
             self._name_best(self._saved)
-
-    @property
-    def step(self) -> int:
-        """The last optimizer step."""
-        return self._state.global_step
-
-    def mind(self, broke: Sequence[Event], *, is_broken: bool) -> None:
-        """Tell how numbers broke; while they are none, keep the last checkpoint before that."""
-        self.best.mind(self._saved, begins=bool(broke), is_broken=is_broken)
-        for one in broke if self._is_coordinator else ():
-            self.emit(one, step=self.step)
 
     def wait(self) -> None:
         """Wait until everything saved is durable, and with tiers the last in each of them.

@@ -35,8 +35,8 @@ def told(repo, *words):
     [
         ("ckpt", "ls", "run"),
         ("ckpt", "ls", "run", "--json"),
-        ("ckpt", "cat", "latest", "trainer_state.json", "run"),
-        ("ckpt", "cat", "latest", "model/wte.weight", "run", "--raw"),
+        ("ckpt", "cat", "latest", "state.json", "run"),
+        ("ckpt", "cat", "latest", "other/model.wte.weight", "run", "--raw"),
     ],
 )
 def test_a_full_disk_is_told_and_is_no_bug_of_ours(repo, words):

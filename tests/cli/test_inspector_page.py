@@ -154,7 +154,7 @@ def test_a_page_in_a_file_has_what_was_asked_for(spoilt, call, tmp_path):
 
 def test_what_is_part_of_a_page_needs_one(inspected, tmp_path, call):
     outcome = call("report", inspected, "--verify")
-    assert (outcome.status, "resilient ui RUN" in outcome.stderr) == (2, True)
+    assert (outcome.status, "resilient report RUN -o run.html" in outcome.stderr) == (2, True)
     shutil.copytree(inspected / "events", tmp_path / "events")
     outcome = call("report", tmp_path, "--verify", "-o", tmp_path / "x.html")
     assert outcome.status == 66
