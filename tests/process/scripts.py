@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,8 +14,11 @@ from gangs import ROOT
 
 
 def weights_of(said):
-    """Return what the ranks say of their weights at the end."""
-    return {line.partition("weights ")[2] for line in said.splitlines() if "weights " in line}
+    """Return what the ranks say of their weights at the end.
+
+    Not by the line: of two processes with one output one may write before the other's newline.
+    """
+    return set(re.findall(r"weights ([0-9a-f]{64})", said))
 
 
 class Script:
