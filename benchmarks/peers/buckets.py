@@ -197,7 +197,7 @@ def boto3_of(data: memoryview, bucket: Bucket) -> Ways:
         aws_secret_access_key=bucket.secret,
         region_name=bucket.region,
         verify=bucket.authority or None,
-        # The server here does not know the checksums that newer releases add.
+        # Ceph 16 does not know the checksums that newer releases add by themselves.
         config=Config(
             s3={"addressing_style": "path"},
             request_checksum_calculation="when_required",

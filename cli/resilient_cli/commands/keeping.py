@@ -154,15 +154,22 @@ def prune(  # noqa: PLR0913 - the options of a command
         rolled_back="none" if forget_undo else "undo",
     )
     output = output_of(ctx)
-    asks = not (dry_run or yes)
-    time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
     if undo:
         _require_alone(retention, empties=empty_trash)
         return _undo(open_repository(place, repo), output, dry_run=dry_run)
     if not empty_trash:
         _require_policy(retention)
+    asks = not (dry_run or yes)
     _require_somebody(output, asks=asks)
+    time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
     store = open_repository(place, repo)
+    return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)
+
+
+def _let_go(
+    store: Store, retention: Retention, time: Grace, output: Output, *, asks: bool, dry_run: bool
+) -> int:
+    """Carry a policy out, or show what it would do; 1 if something holds the checkpoints."""
     committed = committed_of(store)
     mine = max(list_numbers(store), default=0)
     with Waiting("reading"):

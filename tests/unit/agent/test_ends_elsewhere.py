@@ -2,26 +2,14 @@
 
 import os
 
+from clocks import OwnClock
+
 from resilient.agent.health.heartbeat import HangRule
 from resilient.agent.health.ranks import Health
 from resilient.events import Emitter
 from resilient.world.pulse import Phase, Pulse, pulse_path
 
 PATIENCE_SECONDS = 10.0
-
-
-class Clock:
-    def __init__(self):
-        self.seconds = 1000.0
-
-    def monotonic_seconds(self):
-        return self.seconds
-
-    def now_iso(self):
-        return "2027-01-15T08:00:00.000Z"
-
-    def sleep(self, seconds):
-        self.seconds += seconds
 
 
 class Elsewhere:
@@ -36,7 +24,7 @@ class Elsewhere:
 
 
 def test_other_hosts_are_asked_late_and_a_rank_has_its_patience_from_then_on(tmp_path):
-    clock, elsewhere = Clock(), Elsewhere()
+    clock, elsewhere = OwnClock(), Elsewhere()
     health = Health(tmp_path, HangRule(patience_seconds=PATIENCE_SECONDS), clock, Emitter(clock))
     health.begin({0: 4})
     pulse = Pulse(pulse_path(str(tmp_path), 0), clock)

@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from clocks import OwnClock
 from exposition import figures
 
 from resilient.accounting.account import account
@@ -29,20 +30,6 @@ from resilient.world.pulse import Phase, Pulse, pulse_path
 BEGAN_MS = 1_800_000_000_000
 
 
-class Clock:
-    def __init__(self):
-        self.seconds = 1000.0
-
-    def monotonic_seconds(self):
-        return self.seconds
-
-    def now_iso(self):
-        return "2027-01-15T08:00:00.000Z"
-
-    def sleep(self, seconds):
-        self.seconds += seconds
-
-
 def started(life, size=2):
     return WorkerGroupStarted(life, f"a{life}", "start", size, size, 1, False, 0.0, 0.0)
 
@@ -60,7 +47,7 @@ def heard(tmp_path):
     """Return figures that have heard these events, and their clock."""
 
     def hear(*events):
-        clock = Clock()
+        clock = OwnClock()
         metrics = Metrics(MetricsWishes(file=str(tmp_path / "f.prom")), "", 25.0, clock)
         emit = Emitter(clock, (metrics.hear,), {"agent": "host:1"})
         for one in events:
@@ -140,7 +127,7 @@ def test_it_is_well_while_the_agent_moves_and_not_when_it_stands_or_gave_up(hear
 
 
 def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
-    clock, board = Clock(), Board()
+    clock, board = OwnClock(), Board()
     board.put(names.LOCAL_WORLD_SIZE, 2)
     board.put(names.LIVES, 1)
     ranks = RankFigures(board)
@@ -172,7 +159,7 @@ def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
 
 
 def test_ranks_of_an_older_life_are_forgotten(tmp_path):
-    clock, board = Clock(), Board()
+    clock, board = OwnClock(), Board()
     board.put(names.LIVES, 1)
     board.put(names.LOCAL_WORLD_SIZE, 2)
     ranks = RankFigures(board)
@@ -244,7 +231,7 @@ def run_of(seconds, every_ms):
 
 
 def test_the_classes_of_the_wall_clock_are_those_of_the_account(monkeypatch):
-    board, clock, records = Board(), Clock(), run_of(20, 100)
+    board, clock, records = Board(), OwnClock(), run_of(20, 100)
     spending = Spending(board, clock)
     spending.take(records)
     spending.tell(BEGAN_MS + 20_000)
@@ -276,7 +263,7 @@ def test_nothing_is_joined_across_lives():
 
 def test_a_long_run_takes_a_bounded_memory_and_a_longer_one_has_no_account(monkeypatch):
     monkeypatch.setattr(spending_module, "RECORDS_MAX", 200)
-    board, clock = Board(), Clock()
+    board, clock = Board(), OwnClock()
     spending = Spending(board, clock)
     records = run_of(1000, 500)
     for one in records:
@@ -294,7 +281,7 @@ def test_a_long_run_takes_a_bounded_memory_and_a_longer_one_has_no_account(monke
 
 
 def test_a_failure_is_told_once_counted_and_stops_nothing(tmp_path):
-    clock, events = Clock(), []
+    clock, events = OwnClock(), []
     path = tmp_path / "figures.prom"
     (tmp_path / "rank-0.jsonl").mkdir()
     metrics = Metrics(MetricsWishes(file=str(path)), str(tmp_path), 25.0, clock)
@@ -328,7 +315,7 @@ def test_a_reader_of_the_file_never_sees_a_part(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_refused_and_the_old_one_stands(tmp_path):
     with pytest.raises(ConfigError, match="--metrics-file: cannot write"):
-        Metrics(MetricsWishes(file=str(tmp_path / "none" / "f.prom")), "", 25.0, Clock())
+        Metrics(MetricsWishes(file=str(tmp_path / "none" / "f.prom")), "", 25.0, OwnClock())
     path = tmp_path / "f.prom"
     path.mkdir()
     with pytest.raises(IsADirectoryError):
