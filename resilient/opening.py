@@ -75,9 +75,10 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             from an older checkpoint.
         save_unchanged: ``refer``: bytes that the store has already, as those of frozen weights,
             are not written again; ``write``: every checkpoint stands for itself.
-        pace_seconds_max: how long a save may take to be durable because the thread that persists
-            it rests while training uses all cores; never more than half of the time between two
-            saves, and no rest at all for whoever waits. 0 for saves that never rest.
+        pace_seconds_max: how long a save may take to be durable because whoever persists it, a
+            thread or a keeper, rests while training uses all cores; never more than half of the
+            time between two saves, and no rest at all for whoever waits. 0 for saves that never
+            rest.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         near_url: a second repository that takes every save and is read first, mostly a folder on
             a local disk; ``url`` then gets only some of them and decides who may write. All ranks

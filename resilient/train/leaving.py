@@ -39,13 +39,14 @@ class SavesTook:
     Attributes:
         copy_seconds: until training could go on.
         land_seconds: from the beginning until it was committed, in the near repository if there
-            is one.
+            is one, less what it rested: with somebody waiting for it, it takes no longer.
+        spread_seconds: of the last save, its rests among them; None before the first.
         stalled_seconds: that training has waited for all saves together.
     """
 
     copy_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     land_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-
+    spread_seconds: float | None = None
     stalled_seconds: float = 0.0
 
     def stalling(self, clock: Clock) -> Timed:
@@ -54,6 +55,16 @@ class SavesTook:
 
     def _waited(self, seconds: float) -> None:
         self.stalled_seconds += seconds
+
+    def landed(self, took_seconds: float, rested_seconds: float) -> None:
+        """Remember a save that is durable.
+
+        Args:
+            took_seconds: from its beginning.
+            rested_seconds: of these it rested, for nobody waited for it.
+        """
+        self.land_seconds.append(max(took_seconds - rested_seconds, 0.0))
+        self.spread_seconds = took_seconds
 
     @property
     def land_p95(self) -> float | None:

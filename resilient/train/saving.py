@@ -263,7 +263,7 @@ class Saver(MindingSaver):
         except SaveFailed as error:
             self._go_on_without(error)
         else:
-            self.took.land_seconds.append(persister.took_seconds)
+            self.took.landed(persister.took_seconds, persister.rested_seconds)
 
     def _go_on_without(self, error: SaveFailed) -> None:
         """Go on after a save that failed, unless the arguments say that this stops training."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 UNCHANGED = ("refer", "write")
 _CLOSE_SECONDS = 10.0
+_RESTED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Limits:
         parity: how many files of each rank may be lost and be computed back.
         repair_on_restore: whether a restore computes damaged files back, in memory, where parity
             can, instead of going back to an older checkpoint.
-        pace_seconds_max: how long a save may take to be durable because the thread that persists
-            it rests while training uses all cores (:mod:`resilient.vault.pace`); 0 for no rest.
+        pace_seconds_max: how long a save may take to be durable because whoever persists it
+            rests while training uses all cores (:mod:`resilient.vault.pace`); 0 for no rest.
 
     Raises:
         ConfigError: a value that is not accepted.
@@ -84,6 +85,11 @@ class Limits:
                 f"`pace_seconds_max`={self.pace_seconds_max!r} is not accepted: "
                 "use 0 for saves that never rest, or seconds"
             )
+
+    @property
+    def rested_seconds_max(self) -> float:
+        """How long a save may rest: other ranks wait for its receipt, and not beyond a deadline."""
+        return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""

@@ -1,8 +1,9 @@
 """Persisting rests while training uses every core, unless somebody waits for the save.
 
 A step that several threads make ends when the slowest of them does, so whoever takes a core from
-one takes it from all: on two cores a save at full speed halves training's speed. Therefore the
-threads that persist take a small share of one core while no core is idle. The save stays bounded:
+one takes it from all: on two cores a save at full speed halves training's speed, and the low
+priority of a keeper's process changes little of that. Therefore whoever persists, a thread or a
+keeper, takes a small share of one core while no core is idle. The save stays bounded:
 it is done in half of the time between two saves, and in ``seconds_max``, whatever that costs; and
 whoever waits for it (the next save, a stop, the end) has it at full speed at once.
 """
@@ -116,6 +117,8 @@ class SavePace:
         self._began_seconds = self._until_seconds = machine.now()
         self._done_bytes = 0
         self._since, self._ours_seconds = since, 0.0
+        self._due_seconds = 0.0
+        self._hurried_seconds: float | None = None
         self._is_idle = False
         self._worked = threading.local()
         self._lock = threading.Lock()
@@ -123,8 +126,21 @@ class SavePace:
         if size_bytes <= SMALL_BYTES or within_seconds <= 0:
             self._hurry.set()
 
+    @property
+    def rested_seconds(self) -> float:
+        """How much sooner the save would have come to where it is, had it never rested."""
+        with self._lock:
+            until_seconds = self._hurried_seconds
+            if until_seconds is None:
+                until_seconds = self._machine.now()
+            ahead_seconds = max(self._until_seconds - until_seconds, 0.0)
+            return max(self._due_seconds - ahead_seconds, 0.0)
+
     def hurry(self) -> None:
         """Somebody waits: no rest any more, and those who rest go on."""
+        with self._lock:
+            if self._hurried_seconds is None:
+                self._hurried_seconds = self._machine.now()
         self._hurry.set()
 
     def did(self, size_bytes: int) -> None:
@@ -147,9 +163,11 @@ class SavePace:
                 self._within_seconds,
             )
             if self._is_idle or not due_seconds:
+                self._due_seconds -= max(self._until_seconds - now_seconds, 0.0)
                 self._until_seconds = now_seconds
                 return
             self._until_seconds = max(self._until_seconds, now_seconds) + due_seconds
+            self._due_seconds += due_seconds
             left_seconds = self._until_seconds - now_seconds
         self._hurry.wait(left_seconds)
 

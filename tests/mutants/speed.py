@@ -10,6 +10,7 @@ BULK = "tests/unit/vault/test_bulk.py"
 RECALL = "tests/unit/vault/test_recall.py"
 BUNDLES = "tests/unit/state/test_bundles.py"
 PACE = "tests/unit/vault/test_pace.py"
+KEEPER_PACE = "tests/gang/test_keeper_pace.py"
 DRAFTS = "tests/unit/state/test_drafts.py"
 COVERS = "tests/property/test_covers.py"
 COMMS = "tests/contract/test_comms.py"
@@ -193,10 +194,59 @@ MUTANTS = [
     ),
     Mutant(
         "a rank rests beyond the deadline of its peers",
-        "resilient/vault/saving/persister.py",
-        "min(limits.pace_seconds_max, limits.within_seconds * _DEADLINE_SHARE)",
-        "limits.pace_seconds_max",
+        "resilient/vault/desk.py",
+        "return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)",
+        "return self.pace_seconds_max",
         "tests/unit/vault/test_persister.py",
+    ),
+    Mutant(
+        "a keeper's save whose rank is gone rests on",
+        "resilient/vault/keeper/seat.py",
+        "            self._is_left = True\n            self._hasten()\n",
+        "            self._is_left = True\n",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "a save that is begun for who is gone rests",
+        "resilient/vault/keeper/seat.py",
+        "            if self._is_left or job.streamed:",
+        "            if job.streamed:",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "another life waits for the rests of the one before",
+        "resilient/vault/keeper/keeper.py",
+        "        self._hurry(guest.url)\n",
+        "",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "a keeper that is to end rests on",
+        "resilient/vault/keeper/keeper.py",
+        '        self._hurry("")\n',
+        "",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "a keeper is not told that somebody waits",
+        "resilient/vault/keeper/link.py",
+        "        if self._listener.is_alive():\n",
+        "        if False:\n",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "rests that were cut short count as whole",
+        "resilient/vault/pace.py",
+        "                self._due_seconds -= max(self._until_seconds - now_seconds, 0.0)\n",
+        "",
+        KEEPER_PACE,
+    ),
+    Mutant(
+        "a stop takes a save's rests for its work",
+        "resilient/train/leaving.py",
+        "max(took_seconds - rested_seconds, 0.0)",
+        "took_seconds",
+        "tests/unit/train/test_leaving.py",
     ),
     Mutant(
         "a part is laid out as one of other shapes was",

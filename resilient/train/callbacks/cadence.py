@@ -160,9 +160,9 @@ class CadenceCallback(TrainerCallback):
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Count from here, whoever asked for the save."""
-        if self._life is not None:
-            life, lands = self._life, kwargs["took"].land_seconds
-            life.steps.save(lands[-1] if lands else None)
+        life = self._life
+        if life is not None:
+            life.steps.save(kwargs["took"].spread_seconds)
             life.since, life.plans_at, life.due = state.global_step, state.global_step + 1, None
             life.is_owing = True
 

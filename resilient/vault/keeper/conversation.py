@@ -103,3 +103,19 @@ class Conversation:
         self.close()
         self._unread = 0
         return PeerFailed(f"the keeper is gone: {why}")
+
+
+def tell_once(path: str, verb: str, **message: Any) -> None:
+    """Tell the keeper what needs no answer, on a way of its own; one that is gone is passed over.
+
+    Args:
+        path: of its socket.
+        verb: what it shall do.
+        message: what it must know for that.
+    """
+    with suppress(PeerFailed):
+        talk = Conversation(path)
+        try:
+            talk.tell(verb, **message)
+        finally:
+            talk.close()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def introduction(address: KeeperAddress, desk: Desk) -> dict[str, Any]:
     world = desk.world
     return {
         "version": PROTOCOL_VERSION,
-        "url": _anywhere(address.url),
-        "near_url": _anywhere(address.near_url) if address.near_url else "",
+        "url": anywhere(address.url),
+        "near_url": anywhere(address.near_url) if address.near_url else "",
         "tiering": address.tiering.to_json() if address.tiering else {},
         "world": [world.rank, world.size, world.local_rank],
         "scope": desk.comms.scope,
@@ -89,7 +89,7 @@ def introduction(address: KeeperAddress, desk: Desk) -> dict[str, Any]:
     }
 
 
-def _anywhere(url: str) -> str:
+def anywhere(url: str) -> str:
     """Return a URL that leads to the same from the keeper's working folder."""
     return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
 

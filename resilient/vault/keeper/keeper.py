@@ -68,6 +68,7 @@ class Keeper:
     def settle(self, within_seconds: float) -> bool:
         """Wait until no save and no promotion is in flight; say whether that came in time."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
+        self._hurry("")
         while self._busy("") or any(one.is_promoting for one in self._seats):
             if self._clock.monotonic_seconds() > deadline_seconds:
                 return False
@@ -121,6 +122,9 @@ class Keeper:
         verb = asked.get("verb")
         if verb == "hello":
             return self._welcome(seat, asked)
+        if verb == "hurry":
+            self._hurry(str(asked["url"]))
+            return {}
         if verb == "settle":
             return {"is_busy": self._is_busy_for_a_slice(seat)}
         if verb == "recall":
@@ -142,6 +146,7 @@ class Keeper:
         so after the wait nothing of what it holds is believed.
         """
         deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
+        self._hurry(guest.url)
         while (older := self._holding_before(guest)) or self._is_saving(guest.url):
             if self._clock.monotonic_seconds() > deadline_seconds:
                 for one in older:
@@ -183,8 +188,15 @@ class Keeper:
             self._clock.sleep(_TICK_SECONDS)
 
     def _busy(self, url: str) -> int:
+        return sum(one.is_busy for one in self._saving_to(url))
+
+    def _hurry(self, url: str) -> None:
+        for one in self._saving_to(url):
+            one.hurry()
+
+    def _saving_to(self, url: str) -> list[Seat]:
         with self._lock:
-            return sum(one.is_busy for one in self._seats if not url or one.url == url)
+            return [one for one in self._seats if not url or one.url == url]
 
     def _held(self, url: str) -> dict[str, Any]:
         with self._lock:

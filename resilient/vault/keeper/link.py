@@ -19,17 +19,20 @@ from resilient.errors import (
     PeerFailed,
     ResilientError,
 )
-from resilient.storage.space import free_bytes
 from resilient.vault import facts
-from resilient.vault.keeper.conversation import Conversation
-from resilient.vault.keeper.guest import KeeperAddress, introduction, tiers_to_json
+from resilient.vault.keeper.conversation import Conversation, tell_once
+from resilient.vault.keeper.guest import (
+    KeeperAddress,
+    anywhere,
+    introduction,
+    tiers_to_json,
+)
 from resilient.vault.keeper.handover import to_json
 from resilient.vault.keeper.leased import Leased, Share
 from resilient.vault.keeper.stream import feed
-from resilient.vault.keeper.verdict import find_verdict
+from resilient.vault.keeper.verdict import find_verdict, free
 from resilient.vault.reading.held import Held
 from resilient.vault.reading.recall import RecallingStore
-from resilient.vault.rotation.rotate import discard
 from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.agreement import Failure, agree, attempt
 from resilient.world.serving import Address
@@ -67,7 +70,7 @@ class KeeperPersister:
         self._listener: threading.Thread | None = None
         self._heard: Any = None
         self._is_last_kept = False
-        self.took_seconds = 0.0
+        self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, desk: Desk) -> Store:
         """Connect, wait for what past lives left in flight, and agree on the keepers' board.
@@ -174,9 +177,13 @@ class KeeperPersister:
     def _see_to_its_end(self) -> None:
         handed, self._handed = self._handed, None
         if handed is None or self._listener is None:
-            self._fallback.wait()
+            last = self._fallback
+            last.wait()
+            self.took_seconds, self.rested_seconds = last.took_seconds, last.rested_seconds
             return
         self._is_last_kept = True
+        if self._listener.is_alive():
+            tell_once(self.address.path, "hurry", url=anywhere(self.address.url))
         self._listener.join()
         failed = self._heard
         if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
@@ -204,9 +211,8 @@ class KeeperPersister:
         if not self._is_last_kept:
             return False
         try:
-            talk = self._to()
-            talk.ask("finish", within_seconds=within_seconds)
-            while talk.ask("wait").get("is_pending"):
+            self._to().ask("finish", within_seconds=within_seconds)
+            while self._to().ask("wait").get("is_pending"):
                 continue
         except PeerFailed as error:
             self._lose(error.message)
@@ -267,7 +273,7 @@ class KeeperPersister:
         except (DeadlineExceeded, PeerFailed):
             raise failed.cause or failed.to_error(1) from None
         if not is_gone:
-            _free(desk, job)
+            free(desk, job)
             raise failed.cause or failed.to_error(1)
         desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, failed.message))
         self._is_last_kept = False
@@ -275,10 +281,13 @@ class KeeperPersister:
         self._fallback.wait()
 
     def _listen(self, desk: Desk, job: Job, slots: Mapping[str, memoryview]) -> None:
-        self._heard = attempt(lambda: self._hear_verdict(job.streamed, slots))
+        self._heard = heard = attempt(lambda: self._hear_verdict(job.streamed, slots))
+        self.rested_seconds = 0.0 if isinstance(heard, Failure) else float(heard["rested_seconds"])
         self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
 
-    def _hear_verdict(self, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+    def _hear_verdict(
+        self, files: Sequence[Lending], slots: Mapping[str, memoryview]
+    ) -> dict[str, Any]:
         """Return when the keeper says that the job is durable, and give it what it asks for.
 
         Raises:
@@ -290,7 +299,7 @@ class KeeperPersister:
             talk.hear()
         except ResilientError as error:
             raise PeerFailed(error.message) from error
-        feed(talk, files, slots)
+        return feed(talk, files, slots)
 
     def _to(self) -> Conversation:
         """Return the conversation with the keeper.
@@ -339,12 +348,3 @@ def _way(shown: list[Any]) -> dict[str, Any]:
 
 def _is_any_gone(shown: list[Any]) -> bool:
     return any(one["gone"] for one in shown)
-
-
-def _free(desk: Desk, job: Job) -> None:
-    """Delete what a save left that every keeper gave up, where room is bounded.
-
-    All keepers have answered, so none of them writes any more; a bucket's answer may come late.
-    """
-    if desk.leads and free_bytes(desk.store) is not None:
-        attempt(lambda: discard(desk.store, job.about.checkpoint))

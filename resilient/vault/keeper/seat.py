@@ -23,6 +23,7 @@ from resilient.vault.desk import Desk
 from resilient.vault.keeper.guest import Onwards, guest_of
 from resilient.vault.keeper.handover import from_json
 from resilient.vault.keeper.stream import Stream, is_gone, read_failure
+from resilient.vault.pace import Pacing
 from resilient.vault.reading.held import Held
 from resilient.vault.saving.persist import Memory, persist
 from resilient.vault.saving.space import space_topic
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from resilient.vault.keeper.guest import Guest
     from resilient.vault.keeper.leased import Share
     from resilient.vault.keeper.room import Room, Segment
+    from resilient.vault.pace import SavePace
     from resilient.vault.saving.persist import Job
 
 _SLICE_SECONDS = 0.5
@@ -66,6 +68,8 @@ class Seat:
         self._segments: dict[str, Segment] = {}
         self._held: dict[str, Held] = {}
         self._known = Memory()
+        self._pacing = Pacing()
+        self._pace: SavePace | None = None
         self._verdict: Any = None
         self._stream: Stream | None = None
         self._is_idle = threading.Event()
@@ -115,10 +119,16 @@ class Seat:
         """The rank is gone: let go of what no job in flight needs."""
         with self._lock:
             self._is_left = True
+            self._hasten()
             if self._stream is not None:
                 self._stream.fail(is_gone())
             if not self.is_busy:
                 self._let_go()
+
+    def hurry(self) -> None:
+        """Somebody waits for the job in flight: it rests no more."""
+        with self._lock:
+            self._hasten()
 
     def forget(self) -> None:
         """Give all memory back; only of a seat that is left and not busy."""
@@ -215,14 +225,33 @@ class Seat:
                 return {"is_pending": True, "wanted": wanted.to_json()}
         if not self._is_idle.is_set():
             return {"is_pending": True}
-        return self._verdict.to_json() if isinstance(self._verdict, Failure) else {}
+        if isinstance(self._verdict, Failure):
+            return self._verdict.to_json()
+        return {"rested_seconds": self._pace.rested_seconds if self._pace else 0.0}
 
     def _run(self, desk: Desk, job: Job) -> None:
+        pace = self._pace_of(desk, job)
         with self._room.saving(self.url):
-            verdict = attempt(lambda: persist(desk, job, self._known))
+            verdict = attempt(lambda: persist(desk, job, self._known, pace))
+        self._pacing.end()
         if not isinstance(verdict, Failure):
             self._held = _held_of(verdict, job, self._segments)
         self._end(verdict)
+
+    def _pace_of(self, desk: Desk, job: Job) -> SavePace:
+        """Return the pace of a job; who is gone leaves no training to disturb."""
+        with self._lock:
+            limits = desk.limits
+            self._pace = self._pacing.begin(
+                job.size_bytes, job.began_seconds, limits.rested_seconds_max
+            )
+            if self._is_left or job.streamed:
+                self._hasten()
+            return self._pace
+
+    def _hasten(self) -> None:
+        if self._pace is not None:
+            self._pace.hurry()
 
     def _end(self, verdict: Any) -> None:
         with self._lock:

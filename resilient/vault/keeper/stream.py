@@ -175,7 +175,9 @@ class PulledFile:
             yield data
 
 
-def feed(talk: Conversation, files: Sequence[Lending], slots: Mapping[str, memoryview]) -> None:
+def feed(
+    talk: Conversation, files: Sequence[Lending], slots: Mapping[str, memoryview]
+) -> dict[str, Any]:
     """Copy every file that the keeper asks for, until it has a verdict.
 
     Crash: the save is not committed, unless it was.
@@ -184,6 +186,9 @@ def feed(talk: Conversation, files: Sequence[Lending], slots: Mapping[str, memor
         talk: with the keeper, which has taken the save.
         files: of this rank.
         slots: the memory that it may ask to be filled, by name.
+
+    Returns:
+        What it says besides.
 
     Raises:
         PeerFailed: the keeper is gone.
@@ -199,6 +204,7 @@ def feed(talk: Conversation, files: Sequence[Lending], slots: Mapping[str, memor
             note = {"came": number}
             if isinstance(done, Failure):
                 note = {"failed": done.to_json()["failure"]}
+    return answer
 
 
 def _fill(file: StreamedFile | None, slot: memoryview | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.errors import Fenced, KeyNotFound, PeerFailed, SaveFailed
+from resilient.storage.space import free_bytes
+from resilient.vault.rotation.rotate import discard
 from resilient.vault.saving.space import space_topic
 from resilient.world.agreement import Failure, attempt, hear
 from resilient.world.sockets import SocketBoard
@@ -62,3 +64,12 @@ def _is_committed(store: Store, checkpoint: CheckpointId) -> bool:
     except KeyNotFound:
         return False
     return True
+
+
+def free(desk: Desk, job: Job) -> None:
+    """Delete what a save left that every keeper gave up, where room is bounded.
+
+    All keepers have answered, so none of them writes any more; a bucket's answer may come late.
+    """
+    if desk.leads and free_bytes(desk.store) is not None:
+        attempt(lambda: discard(desk.store, job.about.checkpoint))

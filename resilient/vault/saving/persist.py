@@ -93,6 +93,11 @@ class Job:
         """All of this rank's files."""
         return (*self.files, *self.streamed)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them together."""
+        return sum(file.size_bytes for file in self.content)
+
 
 @dataclass(slots=True)
 class Memory:

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from resilient.vault.saving.persist import Job
 
 
-_DEADLINE_SHARE = 0.25
-
-
 class Persister(Protocol):
     """Takes at most one job at a time and brings it to an end."""
 
     took_seconds: float
     """What the last job took from its beginning until it was durable, once ``wait`` returned."""
+    rested_seconds: float
+    """How much of it were rests: what it took longer than with somebody waiting for it."""
 
     def open(self, desk: Desk) -> Store:
         """Settle what an earlier life left, and return the store to resume from. Collective."""
@@ -82,7 +81,7 @@ class ThreadPersister:
         self._pacing = Pacing()
         self._pace: SavePace | None = None
         self._memory = PrivateBuffers()
-        self.took_seconds = 0.0
+        self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, desk: Desk) -> Store:
         """Return the desk's own store: an earlier life left nothing here."""
@@ -105,10 +104,8 @@ class ThreadPersister:
 
         With files that are streamed training waits, so it comes to its end here.
         """
-        limits, size_bytes = desk.limits, sum(file.size_bytes for file in job.content)
-        # Other ranks wait for this one's receipt, and not longer than their deadline.
-        seconds_max = min(limits.pace_seconds_max, limits.within_seconds * _DEADLINE_SHARE)
-        pace = self._pace = self._pacing.begin(size_bytes, job.began_seconds, seconds_max)
+        seconds_max = desk.limits.rested_seconds_max
+        pace = self._pace = self._pacing.begin(job.size_bytes, job.began_seconds, seconds_max)
         self._in_flight = self._thread.submit(self._persist, desk, job, pace)
         if job.streamed:
             pace.hurry()
@@ -127,6 +124,7 @@ class ThreadPersister:
             return persist(desk, job, self._known, pace)
         finally:
             self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
+            self.rested_seconds = pace.rested_seconds
             self._pacing.end()
 
     def close(self) -> None:

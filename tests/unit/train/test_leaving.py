@@ -71,3 +71,14 @@ def test_p95_is_a_value_that_was_seen():
 
 def test_of_several_ranks_the_one_that_asks_for_least_decides():
     assert max(Tier.DURABLE, Tier.MEMORY) is Tier.MEMORY
+
+
+def test_what_a_save_rested_is_no_time_that_the_last_one_needs():
+    saves = SavesTook()
+    for _ in range(3):
+        saves.landed(30.0, 28.0)
+    assert saves.land_p95 == 2.0
+    assert saves.spread_seconds == 30.0
+    assert chosen(5, saves) is Tier.DURABLE
+    saves.landed(1.0, 1.5)
+    assert min(saves.land_seconds) == 0.0

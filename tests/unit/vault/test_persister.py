@@ -7,52 +7,20 @@ import time
 import torch
 from manifests import Values
 from one_rank import open_one
+from paces import resting, wait_until
 
 from resilient.checkpointer import About
 from resilient.state.capture import Part
 from resilient.testing.memory import MemoryStore
-from resilient.vault.cores import Reading
-from resilient.vault.pace import Machine, Pacing
 
 BYTES = 24 << 20
 
 
-class Used:
-    """Cores that training uses, all of them."""
-
-    def read(self):
-        return Reading(time.monotonic(), 0.0, 0.0)
-
-    def left(self, before, after, ours_seconds):
-        return 0.0
-
-
-class Worked:
-    """A thread whose every piece of work seems to take seconds."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        self.seconds += 10.0
-        return self.seconds
-
-
 def open_resting(store, **limits):
     checkpointer = open_one(store, pace_seconds_max=40.0, **limits)
-    pacing = Pacing(Machine(Used(), worked=Worked()))
-    # The save before this one was long ago.
-    pacing.begin(BYTES, time.monotonic() - 3600.0, 40.0)
-    checkpointer._persister._pacing = pacing
+    checkpointer._persister._pacing = resting(BYTES, 40.0)
     checkpointer.resume({})
     return checkpointer
-
-
-def wait_until(condition):
-    until = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def test_a_save_rests_until_somebody_waits_for_it():
@@ -65,7 +33,10 @@ def test_a_save_rests_until_somebody_waits_for_it():
     assert checkpointer.committed() == []
     checkpointer.wait()
     assert len(checkpointer.committed()) == 1
-    assert time.monotonic() - began < 20.0
+    took = time.monotonic() - began
+    assert took < 20.0
+    persister = checkpointer._persister
+    assert 0.0 < persister.rested_seconds < persister.took_seconds <= took
     checkpointer.close()
 
 

@@ -1,0 +1,100 @@
+"""A keeper rests beside training too, and whoever waits for a save has it at full speed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from keepers import open_one, weight
+from paces import resting, wait_until
+
+from resilient.checkpointer import About
+from resilient.clock import SystemClock
+from resilient.storage.shared import SharedFolder
+from resilient.vault.keeper.keeper import Keeper
+from resilient.vault.keeper.leased import Share
+from resilient.vault.keeper.room import Room
+from resilient.world.sockets import BoardServer
+
+SIZE = 6 << 20
+BYTES = 4 * SIZE
+REST_SECONDS = 40.0
+
+
+class Host:
+    """A keeper in this process, and one rank that saves to ``url`` by way of it."""
+
+    def __init__(self, folder) -> None:
+        self.url = folder / "run"
+        self.path = folder / "keeper"
+        self.shared = SharedFolder(folder)
+        self.keeper = Keeper(self.path, Room(self.shared, Share()), BoardServer(), SystemClock())
+        self.rank = open_one(self, self.url)
+        self.rank.resume({})
+        (self.seat,) = self.keeper._seats
+        self.seat._pacing = resting(BYTES, REST_SECONDS)
+
+    def save(self) -> None:
+        """Begin a save, and return when the keeper rests."""
+        self.rank.save(1, weight(1, SIZE), About())
+        wait_until(lambda: self.seat._pace and self.seat._pace._done_bytes)
+        time.sleep(0.2)
+        assert self.seat.is_busy
+        assert self.rank.committed() == []
+
+
+@pytest.fixture
+def host(tmp_path):
+    one = Host(tmp_path)
+    yield one
+    one.rank.close()
+    wait_until(lambda: not one.seat.is_busy)
+    one.keeper.close()
+    one.shared.close()
+
+
+def waits(host) -> None:
+    host.rank.wait()
+
+
+def saves_again(host) -> None:
+    host.rank.save(2, weight(2, SIZE), About())
+
+
+def is_gone(host) -> None:
+    host.rank._persister._talk.close()
+
+
+def next_life_comes(host) -> None:
+    later = open_one(host, host.url, scope="next")
+    later.resume({})
+    later.close()
+
+
+def keeper_is_to_end(host) -> None:
+    assert host.keeper.settle(REST_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "hurried", [waits, saves_again, is_gone, next_life_comes, keeper_is_to_end]
+)
+def test_the_keeper_rests_until_somebody_waits(host, hurried):
+    host.save()
+    began = time.monotonic()
+    hurried(host)
+    wait_until(lambda: any(one.step == 1 for one in host.rank.committed()))
+    assert time.monotonic() - began < REST_SECONDS / 2
+
+
+def test_a_rank_hears_how_long_its_save_rested(host):
+    host.save()
+    host.rank.wait()
+    persister = host.rank._persister
+    assert 0.1 < persister.rested_seconds < persister.took_seconds < REST_SECONDS / 2
+
+
+def test_a_save_of_who_is_gone_never_rests(host):
+    host.seat.leave()
+    desk, job = host.rank._desk, type("Job", (), {"size_bytes": BYTES, "streamed": ()})
+    job.began_seconds = time.monotonic()
+    assert host.seat._pace_of(desk, job)._hurry.is_set()
