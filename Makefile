@@ -90,7 +90,7 @@ storm: $(STAMP)
 RUNS ?= 60000
 SEED ?= 0
 fuzz: $(STAMP)
-	$(PYTEST) tests/property/test_fuzz_readers.py tests/property/test_fuzz_layouts.py tests/property/test_fuzz_events.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
+	$(PYTEST) tests/property/test_fuzz_readers.py tests/property/test_fuzz_layouts.py tests/property/test_fuzz_events.py tests/property/test_fuzz_histories.py --fuzz-runs $(RUNS) --fuzz-seed $(SEED) --timeout 3600
 
 # What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
 damage: $(STAMP)

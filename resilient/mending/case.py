@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resilient.mending.drafts import Draft
+    from resilient.mending.histories import Log
     from resilient.storage.folder import Folder, Listing
 
 AGREEMENT = "the agreement of its files"
@@ -60,6 +61,7 @@ class Case:
         problems: what is wrong with the draft, its bytes looked at.
         near: other steps of the same run, the nearest first.
         copies: other places of the same checkpoint.
+        logs: what its run logged, where that was named.
         steps: what was done, in order.
         losses: what is gone -> what follows from that.
         refused: place -> why nothing was done there.
@@ -70,6 +72,7 @@ class Case:
     problems: tuple[Problem, ...]
     near: tuple[Near, ...] = ()
     copies: tuple[Near, ...] = ()
+    logs: tuple[Log, ...] = ()
     steps: list[Step] = field(default_factory=list)
     losses: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from resilient.mending import files, leaving, pointers, schedules, slices, state
 from resilient.mending.case import AGREEMENT, UNKNOWN, Case, Near, looked_through
 from resilient.mending.copies import DIFFERENT, take_from_copies
 from resilient.mending.drafts import Draft
+from resilient.mending.histories import logs_in
 from resilient.mending.salvage import is_saved_so, salvage
 from resilient.storage.folder import LINK, open_folder
 from resilient.storage.urls import protocol_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from resilient.layouts.values import Contents, Problem, Verdict
     from resilient.mending.case import Step
+    from resilient.mending.histories import Log
     from resilient.mending.salvage import Salvaged
 
 _NEAR_MAX = 3
@@ -107,7 +109,7 @@ def plan_mending(
 
     Args:
         url: the folder or the file.
-        others: other copies of it, and other steps of the same run.
+        others: other copies of it, other steps of the same run, and what the run logged.
         storage_options: how to reach them.
 
     Raises:
@@ -119,7 +121,9 @@ def plan_mending(
     draft = Draft(folder, folder.list())
     contents, problems = looked_through(draft)
     case = Case(draft, contents, problems)
-    told = [_near(one, storage_options) for one in others]
+    named = [_near(one, storage_options) for one in others]
+    told = [one for one in named if isinstance(one, Near)]
+    case.logs = tuple(log for one in named if not isinstance(one, Near) for log in one)
     case.copies = tuple(one for one in told if _is_same_step(case, one))
     steps = [one for one in told if one not in case.copies]
     case.near = (*steps, *_beside(url))
@@ -175,11 +179,14 @@ def _is_damage(problem: Problem) -> bool:
     return bool(problem.loses) and (is_lost or is_saved_so(problem))
 
 
-def _near(url: str, storage_options: Mapping[str, Any] | None) -> Near:
+def _near(url: str, storage_options: Mapping[str, Any] | None) -> Near | list[Log]:
+    """Return the checkpoint at a place that was named, or what is logged there."""
     folder = open_folder(url, storage_options)
     listing = folder.list()
     contents = read_layout(folder, listing)
     if contents is None:
+        if logs := logs_in(folder, listing):
+            return logs
         raise UnknownLayout(
             f"`{folder.url}` is {UNKNOWN}", hint=f"resilient ckpt inspect {folder.url}"
         )

@@ -8,7 +8,6 @@ another step of it or the arguments say it; what was this step's alone is lost, 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.documents import decimal, read_json, whole
 from resilient.layouts.hf_trainer import KEYS, STATE
 from resilient.layouts.values import Unreadable
+from resilient.mending.cut import cut_document
+from resilient.mending.histories import SHARED, logs_beside, read_beside
 from resilient.mending.schedules import ARGUMENTS, arguments_of, step_of
 
 if TYPE_CHECKING:
     from resilient.mending.case import Case
+    from resilient.mending.histories import Log
 
 _EMPTY: dict[str, Any] = {
     "best_global_step": None, "best_metric": None, "best_model_checkpoint": None,
@@ -42,6 +44,7 @@ _BEST = ("best_global_step", "best_metric", "best_model_checkpoint")
 _COUNTS = ("total_flos", "num_input_tokens_seen")
 CONSEQUENCES = {
     "history": "no losses and metrics of these steps",
+    "digits": "event files of TensorBoard keep seven digits of each number of the history",
     "best model": "the next evaluation is the best so far",
     "callbacks": "their counters begin anew: the patience of an early stop",
     "epoch": "logs tell another one; Transformers counts its place in the data from the step",
@@ -53,9 +56,12 @@ CONSEQUENCES = {
 class _Known:
     """A state while it is put together, and where it is from."""
 
+    case: Case
     state: dict[str, Any]
     sources: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    logs: list[Log] = field(default_factory=list)
 
 
 def mend_state(case: Case) -> None:
@@ -121,15 +127,21 @@ def mend_best(case: Case) -> None:
     name = f"checkpoint-{step}"
     if best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name:
         return
-    parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
-    is_there = own == name or any(Path(one.url) == parent / name for one in case.near)
-    is_there = is_there or (parent / name / STATE).is_file()
-    state["best_model_checkpoint"] = str(parent / name) if is_there else None
+    state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
     if not is_there:
         case.losses["best checkpoint"] = f"`{name}` is not beside this one any more"
     _put(
         case, state, f"its best checkpoint is {'' if is_there else 'not '}`{name}`", "its best step"
     )
+
+
+def _checkpoint_of(case: Case, step: int) -> str | None:
+    """Return where another step of the run is, None where it is not beside this one."""
+    name = f"checkpoint-{step}"
+    parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
+    is_there = own == name or any(Path(one.url) == parent / name for one in case.near)
+    is_there = is_there or (parent / name / STATE).is_file()
+    return str(parent / name) if is_there else None
 
 
 def _rebuild(case: Case, step: int | None, stale: dict[str, Any]) -> None:
@@ -141,8 +153,9 @@ def _rebuild(case: Case, step: int | None, stale: dict[str, Any]) -> None:
     if whole(rest.get("global_step")) not in (step, None):
         rest = {}
     others = _others(case)
-    known = _Known({**_EMPTY, "global_step": step})
     arguments = arguments_of(case.draft, case.listing)
+    logs = [*case.logs, *logs_beside(case.draft.url)]
+    known = _Known(case, {**_EMPTY, "global_step": step}, arguments=arguments, logs=logs)
     if arguments:
         known.sources.append(ARGUMENTS)
     known.state |= {
@@ -181,6 +194,10 @@ def _others(case: Case) -> list[tuple[dict[str, Any], str]]:
             continue
         if whole(state.get("global_step")):
             found.append((state, one.url))
+    # What the Trainer leaves beside its checkpoints when somebody calls `save_state`.
+    ended = cut_document(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
+    if whole(ended.get("global_step")):
+        found.append((ended, f"../{STATE}"))
     return found
 
 
@@ -194,23 +211,47 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
-    lines = [_entries(one, step) for one in (rest, *(state for state, _ in others))]
-    known.state["log_history"] = longest = max(lines, key=len)
-    last = max((whole(one.get("step")) or 0 for one in longest), default=0)
+    """Take the history that goes furthest; to the last digit as far as one does that has them."""
+    told = [(_entries(one, step), "") for one in (rest, *(state for state, _ in others))]
+    exact = [(one.until(step), one.where) for one in known.logs if one.is_exact]
+    entries, where = max((*told, *exact), key=lambda one: (_last(one[0]), len(one[0])))
+    sources = [where] if where else []
+    rounded = [(one.until(step), one) for one in known.logs if not one.is_exact]
+    for more, log in sorted(rounded, key=lambda one: -_last(one[0]))[:1]:
+        behind = [one for one in more if _is_behind(one, entries)]
+        if behind:
+            entries = [*entries, *behind]
+            sources.append(log.where)
+            known.lost += ["digits", *(["history"] if log.broken else [])]
+    known.state["log_history"] = entries
+    known.sources += sources
     reach = max((whole(one.get("global_step")) or 0 for one, _ in others), default=0)
-    if last < step and reach < step:
+    reach = max(reach, *(one.reach() for one in known.logs), 0)
+    if _last(entries) < step and reach < step:
         known.lost.append("history")
+
+
+def _is_behind(one: dict[str, Any], held: list[dict[str, Any]]) -> bool:
+    """Say whether an entry comes after others: of a later step, or of the last and of another kind."""
+    last = _last(held)
+    beside = {key for other in held if whole(other.get("step")) == last for key in other}
+    return one["step"] > last or (one["step"] == last and not beside & set(one) - set(SHARED))
+
+
+def _last(entries: list[dict[str, Any]]) -> int:
+    return max((whole(one.get("step")) or 0 for one in entries), default=0)
 
 
 def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     logged = [one for one in known.state["log_history"] if whole(one.get("step")) == step]
-    exact = [decimal(one.get("epoch")) for one in (rest, *logged)]
+    held = [decimal(one.get("epoch")) for one in logged]
+    exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else held)]
     ratio = [
         (decimal(one.get("epoch")) or 0.0) * step / whole_step
         for one, _ in others
         if (whole_step := whole(one.get("global_step")))
     ]
-    found = [one for one in (*exact, *ratio) if one is not None]
+    found = [one for one in (*exact, *ratio, *held) if one is not None]
     if found:
         known.state["epoch"] = found[0]
     else:
@@ -226,12 +267,34 @@ def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) 
             known.state |= {key: one.get(key) for key in _BEST}
             break
     else:
-        known.lost.append("best model")
+        best_logged = _best_logged(known)
+        known.state |= best_logged
+        known.lost += [] if best_logged else ["best model"]
     held = next((one.get("stateful_callbacks") for one, _ in others), None)
     if isinstance(held, dict) and set(held) <= {"TrainerControl"}:
         known.state["stateful_callbacks"] = held
     else:
         known.lost.append("callbacks")
+
+
+def _best_logged(known: _Known) -> dict[str, Any]:
+    """Return the best of the evaluations, as the Trainer finds it; empty where one may lack."""
+    metric = known.arguments.get("metric_for_best_model")
+    if "history" in known.lost or not isinstance(metric, str):
+        return {}
+    key = metric if metric.startswith("eval_") else f"eval_{metric}"
+    told = [
+        (number, one["step"])
+        for one in known.state["log_history"]
+        if (number := decimal(one.get(key))) is not None
+    ]
+    if not told:
+        return {}
+    is_greater = known.arguments.get("greater_is_better")
+    # The first of equals: only what is better takes its place.
+    number, step = (max if is_greater else min)(told, key=lambda one: one[0])
+    where = _checkpoint_of(known.case, step)
+    return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
 
 
 def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
@@ -243,60 +306,3 @@ def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States
         known.state[key] = type(_EMPTY[key])(count * step / at)
     if not all(key in rest for key in _COUNTS):
         known.lost.append("counts")
-
-
-_KEY = re.compile(r'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
-_COMMA = re.compile(r"\s*,?\s*")
-_DECODER = json.JSONDecoder()
-
-
-def cut_document(text: str) -> dict[str, Any]:
-    """Return the fields of a JSON object that are whole before it breaks off (pure).
-
-    Of a list that is cut its whole elements are taken.
-    """
-    found: dict[str, Any] = {}
-    at = text.find("{") + 1
-    while at and (match := _KEY.match(text, at)):
-        value, end = _value(text, match.end())
-        key = _text_of(match[1])
-        if end == match.end() or key is None:
-            break
-        found[key] = value
-        if end < 0 or end == len(text):
-            break
-        at = end
-    return found
-
-
-def _text_of(quoted: str) -> str | None:
-    try:
-        found = json.loads(quoted)
-    except ValueError:
-        return None
-    return found if isinstance(found, str) else None
-
-
-def _value(text: str, at: int) -> tuple[Any, int]:
-    """Return the value that begins somewhere and where it ends; -1: it breaks off."""
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return _elements(text, at)
-    # A number at the very end may have had more digits.
-    return (value, end) if end < len(text) else (None, at)
-
-
-def _elements(text: str, at: int) -> tuple[Any, int]:
-    if not text.startswith("[", at):
-        return None, at
-    found, place = [], at + 1
-    while match := _COMMA.match(text, place):
-        try:
-            value, place = _DECODER.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
-            break
-        if place == len(text):
-            break
-        found.append(value)
-    return found, -1

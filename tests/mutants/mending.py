@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 FILES = "tests/unit/mending/test_files.py"
 RUNS = "tests/unit/mending/test_runs.py"
 SWEEP = "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair"
+HISTORIES = "tests/unit/mending/test_histories.py"
 AGAIN = "tests/unit/train/test_random_states_again.py"
 COPIES = "tests/unit/vault/test_repair_from_copies.py"
 
@@ -80,6 +81,55 @@ MUTANTS = [
         '    return [one for one in held if (whole(one.get("step")) or 0) <= step]\n',
         "    return held\n",
         f"{RUNS} -k later_step",
+    ),
+    Mutant(
+        "what was logged of a life that went on from elsewhere is taken",
+        "resilient/mending/histories.py",
+        "    return min(last, limit) if first <= limit else 0\n",
+        "    return last\n",
+        f"{HISTORIES} -k several_lives",
+    ),
+    Mutant(
+        "a spoiled record of TensorBoard is believed",
+        "resilient/layouts/tfevents.py",
+        'int.from_bytes(body[length:], "little")\n',
+        "masked_sum(body[:length])\n",
+        f"{HISTORIES} -k left_out_and_told",
+    ),
+    Mutant(
+        "digits that TensorBoard did not keep are not told",
+        "resilient/mending/states.py",
+        '            known.lost += ["digits", ',
+        "            known.lost += [",
+        f"{HISTORIES} -k digits_are_lost",
+    ),
+    Mutant(
+        "a spoiled history is called whole",
+        "resilient/mending/states.py",
+        '*(["history"] if log.broken else [])]',
+        "]",
+        f"{HISTORIES} -k left_out_and_told",
+    ),
+    Mutant(
+        "the summary of a training is in the state of its last save",
+        "resilient/mending/histories.py",
+        'if one["step"] < step or _SUMMARY not in one]',
+        "]",
+        f"{HISTORIES} -k summary",
+    ),
+    Mutant(
+        "what a link beside a checkpoint leads to is read",
+        "resilient/mending/histories.py",
+        "place.exists() and not place.is_symlink()",
+        "place.exists()",
+        f"{HISTORIES} -k link_beside",
+    ),
+    Mutant(
+        "a worse evaluation is called the best",
+        "resilient/mending/states.py",
+        "(max if is_greater else min)",
+        "(min if is_greater else max)",
+        f"{HISTORIES} -k best_is_found",
     ),
     Mutant(
         "tensors that were cut are saved as whole",

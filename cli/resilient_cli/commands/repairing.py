@@ -54,7 +54,7 @@ def repair(  # noqa: PLR0913 - the options of a command
             "--from",
             metavar="URL",
             help="A repository with the same checkpoint; of another tool's checkpoint another "
-            "copy, or another step of its run.",
+            "copy, another step of its run, or what the run logged.",
         ),
     ] = None,
     undelete: Annotated[

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from resilient.errors import ConfigError
 from resilient.layouts.hf_trainer import KEYS
 from resilient.mending.applying import place_of, write_mended
+from resilient.mending.cut import cut_document
 from resilient.mending.planning import plan_mending
-from resilient.mending.states import cut_document
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 STATE, SCHEDULE = "trainer_state.json", "scheduler.pt"

@@ -1,0 +1,249 @@
+"""Event files of TensorBoard to numbers: frames, their checksums, and a few fields of each.
+
+Source: ``tensorflow/core/lib/io/record_writer`` for the frames (a length, its checksum, the bytes,
+their checksum; CRC-32C, rotated and shifted), ``event.proto``, ``summary.proto`` and
+``tensor.proto`` for what is in them. Neither TensorBoard nor a library for its messages is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.layouts.values import Unreadable
+from resilient.layouts.windows import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.storage.folder import Folder, Listing
+
+FILE = re.compile(r"(?:.*/)?events\.out\.tfevents\.[^/]*")
+FILE_BYTES_MAX = 64 << 20
+"""Of one file; a million numbers."""
+_RECORD_BYTES_MAX = 16 << 10
+"""A number has about 40; what is larger holds a text, a picture or a histogram."""
+_SCALARS_MAX = 1 << 20
+_TAG_CHARACTERS_MAX = 200
+_VALUES_MAX = 256
+"""Numbers of one record."""
+_HEAD_BYTES, _SUM_BYTES = 12, 4
+_VARINT_BYTES_MAX = 10
+_MASK = 0xA282EAD8
+_POLYNOMIAL = 0x82F63B78
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_AT, _STEP, _SUMMARY = 1, 2, 5
+_VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
+_DTYPE, _CONTENT, _FLOATS, _DOUBLES = 1, 4, 5, 6
+_FLOAT, _DOUBLE = 1, 2
+_DIGITS_MAX = 9
+"""Of a number of single precision, beyond which there is none to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One number that was logged.
+
+    Attributes:
+        step: when, as the writer counts.
+        tag: what it is called.
+        value: the number; of single precision the shortest that is the same.
+    """
+
+    step: int
+    tag: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """What a file of events holds.
+
+    Attributes:
+        began: when its first record was written, in seconds since 1970.
+        found: its numbers, in its order.
+        broken: what is wrong with it; empty of one that is whole, or that was cut at its end as
+            the file of a process that was killed is.
+    """
+
+    began: float
+    found: tuple[Scalar, ...]
+    broken: str = ""
+
+
+def read_scalars(folder: Folder, listing: Listing, name: str) -> Scalars:
+    """Return the numbers in a file of events, a record at a time.
+
+    A record whose checksum is wrong is passed over, and told; at a length that cannot be the rest
+    ends, for where the next record begins does not show any more.
+
+    Raises:
+        Unreadable: it is missing, or no file of events.
+        StoreError: it could not be read.
+    """
+    if name not in listing.sizes:
+        raise Unreadable(listing.why_unread(name))
+    size_bytes = listing.sizes[name]
+    window = Window(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
+    found: list[Scalar] = []
+    broken = "" if size_bytes <= FILE_BYTES_MAX else f"of its {size_bytes} bytes the first are read"
+    began = None
+    for record, wrong in _records(window):
+        broken = broken or wrong
+        if wrong and began is None:
+            raise Unreadable(f"it is no file of events: {wrong}")
+        try:
+            at, scalars = _event(record)
+        except Unreadable as error:
+            broken = broken or str(error)
+            continue
+        began = at if began is None else began
+        found += scalars
+        if len(found) >= _SCALARS_MAX:
+            broken = broken or f"of more than {_SCALARS_MAX} numbers the first are read"
+            break
+    return Scalars(began or 0.0, tuple(found), broken)
+
+
+def masked_sum(data: bytes) -> int:
+    """Return the checksum of a frame's part: CRC-32C, rotated by 15 bits, and a number added."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def _table() -> tuple[int, ...]:
+    found = []
+    for crc in range(256):
+        for _ in range(8):
+            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)  # noqa: PLW2901 - it is shifted out
+        found.append(crc)
+    return tuple(found)
+
+
+_TABLE = _table()
+
+
+def _records(window: Window) -> Iterator[tuple[bytes, str]]:
+    """Yield each record, and what is wrong with it; empty where it is too large for a number."""
+    while len(head := window.read(_HEAD_BYTES)) == _HEAD_BYTES:
+        length, expected = struct.unpack("<QI", head)
+        if masked_sum(head[:8]) != expected:
+            yield b"", "the checksum of a record's length is wrong"
+            return
+        if length > _RECORD_BYTES_MAX:
+            if length > FILE_BYTES_MAX:
+                yield b"", f"a record claims {length} bytes"
+                return
+            window.seek(window.tell() + length + _SUM_BYTES)
+            yield b"", ""
+            continue
+        body = window.read(length + _SUM_BYTES)
+        if len(body) != length + _SUM_BYTES:
+            return
+        is_right = masked_sum(body[:length]) == int.from_bytes(body[length:], "little")
+        yield (body[:length], "") if is_right else (b"", "the checksum of a record is wrong")
+
+
+def _event(data: bytes) -> tuple[float, list[Scalar]]:
+    at, step = 0.0, 0
+    summaries: list[bytes] = []
+    for number, wire, value in _fields(data):
+        if (number, wire) == (_AT, _EIGHT) and isinstance(value, bytes):
+            (at,) = struct.unpack("<d", value)
+        elif (number, wire) == (_STEP, _VARINT) and isinstance(value, int):
+            step = value
+        elif (number, wire) == (_SUMMARY, _BYTES) and isinstance(value, bytes):
+            summaries.append(value)
+    # What is negative is written as one of two to the 64th.
+    return at, [] if step >= 1 << 62 else [one for it in summaries for one in _summary(step, it)]
+
+
+def _summary(step: int, data: bytes) -> Iterator[Scalar]:
+    for count, (number, wire, value) in enumerate(_fields(data)):
+        if count >= _VALUES_MAX:
+            raise Unreadable(f"a record of more than {_VALUES_MAX} numbers")
+        if (number, wire) == (_VALUE, _BYTES) and isinstance(value, bytes):
+            found = _named(value)
+            if found is not None:
+                yield Scalar(step, *found)
+
+
+def _named(data: bytes) -> tuple[str, float] | None:
+    tag, number = None, None
+    for field, wire, value in _fields(data):
+        if not isinstance(value, bytes):
+            continue
+        if (field, wire) == (_TAG, _BYTES):
+            tag = value.decode("utf-8", "replace")
+        elif (field, wire) == (_SIMPLE, _FOUR):
+            number = _single(value)
+        elif (field, wire) == (_TENSOR, _BYTES):
+            number = _of_tensor(value)
+    if number is None or not tag or len(tag) > _TAG_CHARACTERS_MAX:
+        return None
+    return tag, number
+
+
+def _of_tensor(data: bytes) -> float | None:
+    """Return the one number of a tensor, None of what is none."""
+    dtype, found = 0, b""
+    for field, wire, value in _fields(data):
+        if (field, wire) == (_DTYPE, _VARINT) and isinstance(value, int):
+            dtype = value
+        elif field in (_CONTENT, _FLOATS, _DOUBLES) and isinstance(value, bytes):
+            found = value
+    if dtype == _FLOAT and len(found) == 4:  # noqa: PLR2004 - bytes of a float
+        return _single(found)
+    if dtype == _DOUBLE and len(found) == 8:  # noqa: PLR2004 - bytes of a double
+        return float(struct.unpack("<d", found)[0])
+    return None
+
+
+def _single(data: bytes) -> float:
+    """Return the shortest decimal whose nearest number of single precision this is."""
+    (value,) = struct.unpack("<f", data)
+    for digits in range(1, _DIGITS_MAX):
+        short = float(f"{value:.{digits}g}")
+        try:
+            if struct.pack("<f", short) == data:
+                return short
+        except OverflowError:
+            continue
+    return float(value)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Yield the number, the kind and the value of each field of a message.
+
+    Raises:
+        Unreadable: it is no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+            yield number, wire, value
+            continue
+        size_bytes = {_EIGHT: 8, _FOUR: 4}.get(wire)
+        if wire == _BYTES:
+            size_bytes, at = _varint(data, at)
+        if size_bytes is None or size_bytes > len(data) - at:
+            raise Unreadable("a record is no message of TensorBoard")
+        yield number, wire, data[at : at + size_bytes]
+        at += size_bytes
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    found = 0
+    for shift, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
+        found |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:  # noqa: PLR2004 - the bit that says there are more
+            return found, at + shift + 1
+    raise Unreadable("a record is no message of TensorBoard")
