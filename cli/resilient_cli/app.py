@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
 from resilient.storage.urls import redacted_text
+from resilient_cli.hinting import another_way
 from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
 from resilient_cli.render import (
     Format,
@@ -138,7 +139,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
-        return _fail(error, output, error.exit_code, error.code, error.message, error.hint)
+        hint = another_way(error.hint, given, error.code)
+        return _fail(error, output, error.exit_code, error.code, error.message, hint)
     except _PARSER_ERROR as error:
         return _wrong_usage(error, output, given)
     except (KeyboardInterrupt, typer.Abort):

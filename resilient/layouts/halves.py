@@ -13,7 +13,7 @@ from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import read_engine
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
 from resilient.layouts.groups import odd_optimizer
-from resilient.layouts.progress import optimizer_of, required
+from resilient.layouts.progress import device_of, optimizer_of, required
 from resilient.layouts.values import MODEL, OPTIMIZER, Cure, Problem, Unreadable
 from resilient.layouts.weights import read_all, read_weights
 
@@ -40,6 +40,7 @@ class Half:
         problems: what is missing or broken.
         engine: what an engine of DeepSpeed inside says; it has both halves.
         world: ranks that wrote it, where it says.
+        device: where the optimizer's state was when it was saved, where it says.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -48,6 +49,7 @@ class Half:
     problems: tuple[Problem, ...] = ()
     engine: Contents | None = None
     world: int | None = None
+    device: str = ""
 
 
 def model_half(folder: Folder, listing: Listing, tag: str) -> Half:
@@ -104,7 +106,8 @@ def optimizer_half(
         archive = open_archive(folder, listing, name)
         found = required(optimizer_of(archive.value, archive), "an optimizer")
         odd = odd_optimizer(name, archive.value, archive, is_begun=is_begun)
-        return Half(archive.tensors(OPTIMIZER), found, problems=tuple(odd))
+        device = device_of(archive.value)
+        return Half(archive.tensors(OPTIMIZER), found, problems=tuple(odd), device=device)
     except Unreadable as error:
         # What is missing may be passed over in silence; what is broken stops the tool.
         is_fatal = not loses or listing.is_there(name)

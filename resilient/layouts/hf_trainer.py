@@ -63,7 +63,8 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model)
     told = model.engine.world if model.engine else model.world
-    rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True)
+    device = optimizer.device
+    rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True, device=device)
     step = whole(state.get("global_step"))
     world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
     versions = _versions(folder, listing, model)

@@ -43,11 +43,15 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A reference to bytes beside the pickle: what torch calls a storage."""
+    """A reference to bytes beside the pickle: what torch calls a storage.
+
+    ``device`` is where it was when it was saved, as ``cuda:0``.
+    """
 
     dtype: str
     key: str
     elements: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

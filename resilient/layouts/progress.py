@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, whole
-from resilient.layouts.randoms import WANTED, misfit
+from resilient.layouts.pickled import TensorRef
+from resilient.layouts.randoms import OF_DEVICES, WANTED, has_devices, misfit, odd_devices
 from resilient.layouts.values import Cure, Optimizer, Problem, RandomStates, Schedule, Unreadable
 
 if TYPE_CHECKING:
@@ -62,6 +63,21 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
     )
 
 
+def device_of(value: Any) -> str:
+    """Return where the state of an optimizer was when it was saved; empty where none says it.
+
+    A counter of steps may be elsewhere: any part on a device of CUDA counts.
+    """
+    states = _field(value, "state")
+    found = {
+        one.storage.device
+        for of in (states.values() if isinstance(states, dict) else ())
+        for one in (of.values() if isinstance(of, dict) else ())
+        if isinstance(one, TensorRef) and one.storage is not None
+    }
+    return next((one for one in sorted(found) if one.startswith("cuda")), "")
+
+
 def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
     """Return whether an optimizer made more updates than its training made steps."""
     if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
@@ -85,7 +101,13 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 
 
 def read_random(
-    folder: Folder, listing: Listing, pattern: str, *, world: int | None = None, stops: bool = False
+    folder: Folder,
+    listing: Listing,
+    pattern: str,
+    *,
+    world: int | None = None,
+    stops: bool = False,
+    device: str = "",
 ) -> tuple[RandomStates | None, list[Problem]]:
     """Return the random states of all ranks, and which cannot be read.
 
@@ -96,16 +118,19 @@ def read_random(
         world: ranks there were at least, where something else tells.
         stops: whether it is the Trainer of Transformers, which stops at one that is broken, though
             not at one that is missing, and numbers the files of two ranks or more.
+        device: where the optimizer was, where that is known.
     """
     found: dict[int, str] = {}
     for name in (*listing.sizes, *listing.outside):
         if match := re.fullmatch(pattern, name):
             found[int(match[1] or 0)] = name
-    problems = [
-        Problem(name, why, "random state", is_fatal=stops, help=_REPAIR if stops else "")
-        for _, name in sorted(found.items())[:RANKS_OPENED_MAX]
-        if (why := _trouble(folder, listing, name, WANTED if stops else ()))
-    ]
+    values: dict[str, Any] = {}
+    problems = []
+    for _, name in sorted(found.items())[:RANKS_OPENED_MAX]:
+        values[name], why = _opened(folder, listing, name, WANTED if stops else ())
+        if why:
+            help_ = _REPAIR if stops else ""
+            problems.append(Problem(name, why, "random state", is_fatal=stops, help=help_))
     if not found:
         return None, [Problem(".", "no random states are saved", "random state", cure=Cure.COPY)]
     last = max(found) + 1
@@ -116,30 +141,40 @@ def read_random(
     if gaps:
         what = f"ranks without a random state: {', '.join(map(str, gaps))}"
         problems.append(Problem(".", what, "random state", cure=Cure.COPY))
-    kinds = _kinds(folder, listing, found[min(found)])
-    return RandomStates(tuple(sorted(found)), kinds), problems
+    is_alone = stops and not _is_numbered(pattern, found.values())
+    problems += _of_devices(values, device, is_alone=is_alone)
+    return RandomStates(tuple(sorted(found)), _kinds(values[found[min(found)]])), problems
+
+
+def _of_devices(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
+    """Return where states of CUDA are lost: all of them where the optimizer was on one."""
+    whole_ones = {name: one for name, one in values.items() if isinstance(one, dict)}
+    if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
+        what = f"no random states of CUDA are saved, and the optimizer was on {device}"
+        return [Problem(".", what, OF_DEVICES, cure=Cure.COPY)] if whole_ones else []
+    odd = odd_devices(whole_ones, is_alone=is_alone)
+    return [Problem(name, why, OF_DEVICES, cure=Cure.COPY) for name, why in odd]
 
 
 def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
     return any((match := re.fullmatch(pattern, one)) and match[1] for one in names)
 
 
-def _trouble(folder: Folder, listing: Listing, name: str, wanted: tuple[str, ...]) -> str:
+def _opened(
+    folder: Folder, listing: Listing, name: str, wanted: tuple[str, ...]
+) -> tuple[Any, str]:
+    """Return what a file of random states holds, and why it is none; empty where it is one."""
     try:
         value = open_archive(folder, listing, name).value
     except Unreadable as error:
-        return str(error)
+        return None, str(error)
     if not isinstance(value, dict) or not any(one in value for one in _KINDS):
-        return "it holds no random states"
+        return value, "it holds no random states"
     lacking = [one for one in wanted if one not in value]
-    return f"it has no `{lacking[0]}`" if lacking else misfit(value, _KINDS)
+    return value, f"it has no `{lacking[0]}`" if lacking else misfit(value, _KINDS)
 
 
-def _kinds(folder: Folder, listing: Listing, name: str) -> tuple[str, ...]:
-    try:
-        value = open_archive(folder, listing, name).value
-    except Unreadable:
-        return ()
+def _kinds(value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, dict) else {}
     return tuple(dict.fromkeys(_KINDS[one] for one in names if one in _KINDS))
 

@@ -6,9 +6,12 @@ raise at anything else.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.pickled import Made, TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 WANTED = ("python", "numpy", "cpu")
 """What the Trainer of Transformers takes from each file without asking whether it is there."""
@@ -16,6 +19,11 @@ _PYTHON_VERSION, _PYTHON_NUMBERS = 3, 625
 _NUMPY_WORDS = 624
 _NUMPY_FIELDS = (3, 5)
 _CPU_BYTES = 5056
+OF_DEVICES = "the random state of CUDA"
+"""What is lost with it: dropout on a GPU draws other numbers. CPUs take none of it."""
+_DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
+_DEVICE_BYTES = ((16,), (8,))
+"""A seed and how far it was drawn, or the seed alone."""
 
 
 def misfit(value: dict[Any, Any], kinds: dict[str, str]) -> str:
@@ -31,6 +39,41 @@ def misfit(value: dict[Any, Any], kinds: dict[str, str]) -> str:
         if takes and not takes(state):
             return f"its `{name}` is no state that the generator of {_OWNERS[kind]} takes"
     return ""
+
+
+def odd_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[str, str]]:
+    """Yield each file whose states of CUDA are lost or none, and why; tools log it and go on.
+
+    Args:
+        states: of each file.
+        is_alone: whether one device is kept, and not a list of all that a process sees.
+    """
+    held = {name: _of_devices(one) for name, one in states.items()}
+    for name, (key, state) in held.items():
+        if not key:
+            if others := [other for other, (its, _) in held.items() if its]:
+                yield name, f"it has no state of CUDA, and {others[0]} has one"
+            continue
+        devices = [state] if is_alone else state
+        is_taken = isinstance(devices, list | tuple) and all(map(_is_device, devices))
+        if not is_taken or not devices:
+            kept = "one device" if is_alone else "a list of devices"
+            yield name, f"its `{key}` is no state of {kept}, as this many ranks keep it"
+
+
+def has_devices(state: Any) -> bool:
+    """Say whether a file has states of CUDA."""
+    return bool(_of_devices(state)[0])
+
+
+def _of_devices(state: Any) -> tuple[str, Any]:
+    value = state if isinstance(state, dict) else {}
+    key = next((one for one in _DEVICE_KEYS if one in value), "")
+    return key, value.get(key)
+
+
+def _is_device(state: Any) -> bool:
+    return isinstance(state, TensorRef) and state.dtype == "U8" and state.shape in _DEVICE_BYTES
 
 
 def _is_python(state: Any) -> bool:

@@ -10,6 +10,7 @@ from resilient.layouts.values import Unreadable
 
 AXES_MAX = 64
 _ELEMENTS_MAX = 1 << 60
+_DEVICE_CHARACTERS_MAX = 16
 
 _BY_TORCH = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -104,7 +105,8 @@ def _stored(found: Any) -> Any:
         raise Unreadable("a storage without a type or a key")
     if type(elements) is not int or not 0 <= elements <= _ELEMENTS_MAX:
         raise Unreadable("a storage of impossible length")
-    return Stored(_BY_STORAGE.get(kind.name, "?"), key, elements)
+    device = found[3][:_DEVICE_CHARACTERS_MAX] if isinstance(found[3], str) else ""
+    return Stored(_BY_STORAGE.get(kind.name, "?"), key, elements, device)
 
 
 def _tensor(made: Made) -> TensorRef:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from resilient.layouts.randoms import OF_DEVICES
+
 if TYPE_CHECKING:
     from resilient.mending.case import Case
 
@@ -26,21 +28,36 @@ _OF_RANK = (
     "the random state of a rank is where its draws left it; no seed, no step and no other rank "
     "give it back"
 )
+_OF_DEVICES = (
+    "the state of a GPU's generator is where its draws left it; no seed, no step and no other rank "
+    "give it back, and its tool goes on with other numbers there; a resume on CPUs takes none of it"
+)
 
 
 def leave_out(case: Case) -> None:
     """Leave out broken random states, and of the Trainer a broken optimizer with its schedule."""
     for name in case.broken():
-        if _RANDOM.fullmatch(name) and name in case.listing.sizes:
+        if (
+            _RANDOM.fullmatch(name)
+            and name in case.listing.sizes
+            and not _is_of_devices(case, name)
+        ):
             case.losses["random state"] = _DRAWN
             case.draft.drop(name)
             case.done(name, "left out: it is broken", "its tool goes on without it")
     for one in case.problems:
         if one.loses == "random state" and "ranks without" in one.what:
             case.refused["."] = _OF_RANK
+        if one.loses == OF_DEVICES:
+            case.refused.setdefault(one.place, _OF_DEVICES)
     if case.contents.layout == "hf-trainer":
         _leave_unread(case)
         _leave_optimizer(case)
+
+
+def _is_of_devices(case: Case, name: str) -> bool:
+    """Say whether no more than the states of CUDA is wrong with a file, which CPUs do not take."""
+    return {one.loses for one in case.problems if one.place == name} == {OF_DEVICES}
 
 
 def _leave_unread(case: Case) -> None:

@@ -232,7 +232,7 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
 
 
 def _is_behind(one: dict[str, Any], held: list[dict[str, Any]]) -> bool:
-    """Say whether an entry comes after others: of a later step, or of the last and of another kind."""
+    """Say whether an entry comes after others: of a later step, or of the last and of its kind."""
     last = _last(held)
     beside = {key for other in held if whole(other.get("step")) == last for key in other}
     return one["step"] > last or (one["step"] == last and not beside & set(one) - set(SHARED))

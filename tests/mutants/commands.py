@@ -18,6 +18,27 @@ TRAIN = "cli/resilient_cli/commands/train.py"
 
 MUTANTS = [
     Mutant(
+        "what is in the trash is told as if it had never been",
+        "resilient/vault/registry/references.py",
+        "    if one is None:\n        return NothingToResume(",
+        "    if True:\n        return NothingToResume(",
+        "tests/cli/test_trash_told.py -k names_what",
+    ),
+    Mutant(
+        "a repair of what is in the trash says nothing of it",
+        "resilient/vault/health/repair.py",
+        "    if checkpoint in trash_of(folders_of(store)):\n",
+        "    if False:\n",
+        "tests/cli/test_trash_told.py -k names_what",
+    ),
+    Mutant(
+        "a listing that fails hints at itself",
+        "cli/resilient_cli/hinting.py",
+        'if words == ["resilient", *given] else hint',
+        "if False else hint",
+        "tests/cli/test_trash_told.py -k repeats",
+    ),
+    Mutant(
         "a URL becomes a folder that is called s3:",
         "cli/resilient_cli/places.py",
         "    if match is None:\n        return path\n    if match[1]",

@@ -15,7 +15,37 @@ SHARDS = "tests/unit/layouts/test_shards_and_index.py"
 DAMAGE = "tests/damage/test_damage.py"
 STORAGE = "tests/unit/storage/test_folder.py"
 
+CUDA = "tests/unit/layouts/test_cuda_states.py"
+
 MUTANTS = [
+    Mutant(
+        "states of CUDA that no file has are not missed",
+        "resilient/layouts/progress.py",
+        'if device.startswith("cuda") and',
+        "if False and",
+        f"{CUDA} -k no_file_has",
+    ),
+    Mutant(
+        "a rank without a state of CUDA is not told",
+        "resilient/layouts/randoms.py",
+        "if others := [other for other, (its, _) in held.items() if its]:",
+        "if others := []:",
+        f"{CUDA} -k lost_its_own",
+    ),
+    Mutant(
+        "states of CUDA of another number of ranks are taken",
+        "resilient/layouts/randoms.py",
+        "        devices = [state] if is_alone else state\n",
+        "        devices = [state] if isinstance(state, TensorRef) else state\n",
+        f"{CUDA} -k another_number",
+    ),
+    Mutant(
+        "a file whose state of CUDA is broken is left out whole",
+        "resilient/mending/leaving.py",
+        " == {OF_DEVICES}",
+        " == set()",
+        f"{CUDA} -k keeps_what_is_whole",
+    ),
     Mutant(
         "a rank's states of the model are not missed",
         "resilient/layouts/deepspeed.py",

@@ -278,6 +278,27 @@ MUTANTS = [
         f"{TRASH_SWEEP} -k while_it_is_freed",
     ),
     Mutant(
+        "an undo whose answer was lost brings back another prune when it is given again",
+        "resilient/vault/rotation/trash.py",
+        "        if not _is_there(store, key):\n            raise\n",
+        "        raise\n",
+        f"{TRASH} -k given_again",
+    ),
+    Mutant(
+        "an undo that lost one answer of a question fails, and is given again",
+        "resilient/vault/rotation/trash.py",
+        "        with suppress(StoreUnavailable):\n            return _is_stored(store, key)\n",
+        "",
+        f"{TRASH} -k given_again",
+    ),
+    Mutant(
+        "an undo fails because a mark beside a manifest stays",
+        "resilient/vault/rotation/trash.py",
+        "    with suppress(StoreError):\n        for name",
+        "    with suppress(KeyExists):\n        for name",
+        f"{TRASH} -k last_operation",
+    ),
+    Mutant(
         "what is brought back is not looked for in the trash again",
         "resilient/vault/rotation/trash.py",
         "    if not _is_there(store, where):\n",

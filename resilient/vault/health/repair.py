@@ -22,8 +22,9 @@ from resilient.vault.health.aside import put_whole
 from resilient.vault.health.siblings import siblings_of
 from resilient.vault.health.verify import copy_problem, damages
 from resilient.vault.reading.mend import can_mend, find_chunk, mend_file
-from resilient.vault.registry.catalog import read_manifest
+from resilient.vault.registry.catalog import folders_of, read_manifest, trash_of
 from resilient.vault.registry.generations import create_record, read_generation
+from resilient.vault.registry.references import absent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -256,6 +257,8 @@ def _manifest(
 
 
 def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
+    if checkpoint in trash_of(folders_of(store)):
+        return absent(store, str(checkpoint))
     has_copy = not copy_problem(store, checkpoint, "full")
     way = f"resilient ckpt repair {checkpoint} {store.url} --undelete"
     return NothingToResume(

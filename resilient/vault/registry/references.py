@@ -17,16 +17,28 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.format.names import parse_checkpoint, parse_tag, tag_key
-from resilient.vault.registry.catalog import Lineage, committed, lineage, read_manifest
+from resilient.vault.registry.catalog import (
+    Lineage,
+    committed,
+    folders_of,
+    lineage,
+    read_in_trash,
+    read_manifest,
+    trash_of,
+)
 from resilient.vault.registry.moves import Moves
 from resilient.vault.registry.planning import Content, Known, best_by
 from resilient.vault.registry.retention import parse_best
 from resilient.vault.registry.tags import read_tag
 
 if TYPE_CHECKING:
-    from resilient.format.names import CheckpointId
+    from collections.abc import Mapping
+
+    from resilient.format.names import CheckpointId, Trashed
     from resilient.storage.store import Store
     from resilient.vault.registry.retention import BestOf
+
+_ROOT = re.compile(r"[0-9a-f]{4,64}")
 
 
 def resolve(store: Store, ref: str) -> CheckpointId:
@@ -66,10 +78,38 @@ def resolve(store: Store, ref: str) -> CheckpointId:
         or _by_root(store, order, ref)
     )
     if found is None:
-        raise NothingToResume(
+        raise absent(store, ref)
+    return found
+
+
+def absent(store: Store, ref: str) -> NothingToResume:
+    """Return that a reference names no checkpoint, and how what a prune let go comes back.
+
+    Crash: reads only.
+    """
+    trash = trash_of(folders_of(store))
+    one = _by_name(sorted(trash, reverse=True), ref) or _in_trash_by_root(store, trash, ref)
+    if one is None:
+        return NothingToResume(
             f"no checkpoint `{ref}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
         )
-    return found
+    mark = trash[one]
+    later = len({other.since for other in trash.values() if other.since > mark.since})
+    first = f"; {later} later prunes are undone before its own" if later else ""
+    return NothingToResume(
+        f"{one} was pruned, and is in the trash of {store.url} until {mark.until}{first}",
+        hint=f"resilient ckpt prune {store.url} --undo",
+    )
+
+
+def _in_trash_by_root(
+    store: Store, trash: Mapping[CheckpointId, Trashed], ref: str
+) -> CheckpointId | None:
+    for one, mark in trash.items() if _ROOT.fullmatch(ref) else ():
+        with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
+            if read_in_trash(store, one, mark).root.startswith(ref):
+                return one
+    return None
 
 
 def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
@@ -94,6 +134,8 @@ def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId |
     except KeyNotFound:
         return None
     if named not in order:
+        if named in trash_of(folders_of(store)):
+            raise absent(store, str(named))
         raise UsageError(
             f"tag `{ref}` names {named}, which is gone", hint=f"resilient ckpt untag {ref}"
         )
@@ -125,7 +167,7 @@ def _wish(metric: str, store: Store) -> BestOf:
 
 
 def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    if not re.fullmatch(r"[0-9a-f]{4,64}", ref):
+    if not _ROOT.fullmatch(ref):
         return None
     found = []
     for one in order:
@@ -149,6 +191,8 @@ def _by_life(store: Store, ref: str) -> CheckpointId | None:
     if match is None or moves is None or int(match[1]) >= len(moves.numbers):
         return None
     head = moves.head_of(moves.numbers[-1 - int(match[1])])
+    if head.gone and head.checkpoint in trash_of(folders_of(store)):
+        raise absent(store, str(head.checkpoint))
     if head.gone:
         raise NothingToResume(
             f"`{ref}` at {store.url}: {head.gone}", hint=f"resilient ckpt reflog {store.url}"

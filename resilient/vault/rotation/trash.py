@@ -19,7 +19,9 @@ from resilient.errors import (
     KeyExists,
     KeyNotFound,
     NothingToResume,
+    StoreError,
     StoreFull,
+    StoreUnavailable,
 )
 from resilient.format.names import parse_trash, trash_name
 from resilient.vault.registry.catalog import folders_of, read_in_trash, trash_of
@@ -176,7 +178,7 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: Trashed, folders: Folde
         if absent:
             return absent
     try:
-        create_record(store, checkpoint.manifest_key, store.get(where))
+        _put_back(store, checkpoint.manifest_key, store.get(where))
     except KeyNotFound:
         return "its time in the trash was over just now"
     except KeyExists:
@@ -184,17 +186,35 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: Trashed, folders: Folde
     if not _is_there(store, where):
         store.delete(checkpoint.manifest_key)
         return "its time in the trash was over just now"
-    for name in folders[checkpoint]:
-        if parse_trash(name):
-            store.delete(checkpoint.key(name))
+    # Beside its manifest a mark means nothing, so it is back whether they go or not.
+    with suppress(StoreError):
+        for name in folders[checkpoint]:
+            if parse_trash(name):
+                store.delete(checkpoint.key(name))
     return ""
 
 
-def _is_there(store: Store, key: str) -> bool:
+def _put_back(store: Store, key: str, data: bytes) -> None:
     try:
-        store.stat(key)
+        create_record(store, key, data)
+    except StoreUnavailable:
+        # Only its answer may be lost: who gives the command again would bring back more.
+        if not _is_there(store, key):
+            raise
+
+
+def _is_there(store: Store, key: str) -> bool:
+    """Say whether an object is there; asked twice where no answer comes."""
+    try:
+        with suppress(StoreUnavailable):
+            return _is_stored(store, key)
+        return _is_stored(store, key)
     except KeyNotFound:
         return False
+
+
+def _is_stored(store: Store, key: str) -> bool:
+    store.stat(key)
     return True
 
 

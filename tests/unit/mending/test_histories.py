@@ -135,7 +135,9 @@ def test_the_best_is_found_again_among_the_evaluations(run):
     import torch
 
     whole = json.loads((run / STATE).read_text())
-    write_board(run.parent / "runs", history_of(run))
+    worse = {"eval_loss": 9.0, "epoch": 0.25, "step": 4}
+    expected = history_of(run)
+    write_board(run.parent / "runs", [*expected[:4], worse, *expected[4:]])
     given = arguments("out", use_cpu=True, metric_for_best_model="loss", greater_is_better=False)
     torch.save(given, run / "training_args.bin")
     (run / STATE).unlink()
@@ -154,6 +156,7 @@ def life(*steps, by=0.0):
     [
         ([life(1, 2, 3, 4), life(3, 4, 5, by=0.5)], 5, [1, 2, 3.5, 4.5, 5.5]),
         ([life(1, 2, 3, 4), life(2, 3, by=0.5)], 4, [1, 2, 3, 4]),
+        ([life(1, 2, 3, 4), life(2, 3, by=0.5)], 3, [1, 2.5, 3.5]),
         ([life(1, 2, 3, 4), life(1, 2, 3, 4, by=0.5)], 3, [1.5, 2.5, 3.5]),
         ([life(1, 2), life(3, 4, by=0.5), life(9, by=0.7)], 4, [1, 2, 3.5, 4.5]),
         ([life(10, 20, 30), life(30, 40, by=0.5)], 32, [10, 20, 30.5]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from manifests import begin, frozen_parts_of, save
 
-from resilient.errors import NothingToResume, StoreFull
+from resilient.errors import NothingToResume, StoreError, StoreFull
 from resilient.format.names import CheckpointId, Trashed, is_file_name, parse_trash, trash_name
 from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.memory import MemoryStore
@@ -189,3 +189,54 @@ def test_a_near_tier_does_not_take_back_what_was_pruned_there(store):
     tiers.peers = (peer,)
     adopt_manifests(tiers)
     assert steps(store) == [5, 4, 3, 2], "the manifest that it lacks, and not the pruned one"
+
+
+LOST = (Kind.ERROR_AFTER, Kind.ERROR_ONCE, Kind.BROKEN_AFTER)
+
+
+def held(objects):
+    store = MemoryStore()
+    store.objects.update(objects)
+    return store
+
+
+def undo(store):
+    """Bring back, and say whether an answer came."""
+    try:
+        return bring_back(store).back
+    except StoreError:
+        return None
+
+
+@pytest.mark.parametrize("kind", LOST, ids=lambda kind: kind.name)
+def test_an_undo_whose_answer_was_lost_ends_when_it_is_given_again(store, kind):
+    prune(store, keep_last=3)
+    prune(store, keep_last=2, hour=1)
+    before = dict(store.objects)
+    expected = {one: read(store, first(one)).files for one in (4, 5)}
+    counted = FaultyStore(held(before))
+    bring_back(counted)
+    for at in range(counted.operations):
+        again = held(before)
+        answer = undo(FaultyStore(again, FaultPlan(0, [Fault(at, kind)])))
+        if answer is None:
+            assert bring_back(again).back
+        else:
+            assert answer == (first(3),)
+        there = steps(again)
+        assert there[:3] == [5, 4, 3]
+        assert {one: read(again, first(one)).files for one in (4, 5)} == expected
+        trashed = {one.step for one in trash_of(folders_of(again))}
+        assert trashed | set(there) == {1, 2, 3, 4, 5}, "nothing is lost"
+        if kind is not Kind.BROKEN_AFTER:
+            assert trashed == {1, 2}, "nothing else comes back"
+
+
+def test_an_undo_is_done_though_the_answer_to_its_last_operation_was_lost(store):
+    prune(store, keep_last=4)
+    before = dict(store.objects)
+    bring_back(counted := FaultyStore(held(before)))
+    again = held(before)
+    fault = Fault(counted.operations - 1, Kind.ERROR_AFTER)
+    assert bring_back(FaultyStore(again, FaultPlan(0, [fault]))).back == (first(1),)
+    assert steps(again) == [5, 4, 3, 2, 1]

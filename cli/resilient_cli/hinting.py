@@ -1,0 +1,34 @@
+"""Hints that are seen once more: one that repeats what has just failed is no help (pure)."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LISTING = ["resilient", "ckpt", "ls"]
+
+
+def another_way(hint: str, given: Sequence[str], code: str) -> str:
+    """Return a hint, or another one where it is the very command that failed.
+
+    Args:
+        hint: what the error says.
+        given: the command line without the program.
+        code: of the error.
+    """
+    try:
+        words = shlex.split(hint)
+    except ValueError:
+        return hint
+    said = [one for one in given if not one.startswith("-")]
+    # Nearly every error of a place says to list it; who just did wants to know what is wrong there.
+    if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
+        return f"resilient doctor --repo {shlex.quote(words[3])}" if words[3:] else _explained(code)
+    return _explained(code) if words == ["resilient", *given] else hint
+
+
+def _explained(code: str) -> str:
+    return f"resilient help {code}"

@@ -1,0 +1,71 @@
+"""What is in the trash is told wherever it is named, with the command that brings it back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_repositories import write_usual_run
+
+from resilient.storage.local import LocalStore
+from resilient.vault.registry.catalog import folders_of, read_manifest
+from resilient_cli.hinting import another_way
+
+
+@pytest.fixture
+def repo(tmp_path):
+    write_usual_run(folder := tmp_path / "run")
+    return folder
+
+
+def error_of(answer):
+    return json.loads(answer.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("inspect",), ("repair",), ("cat",), ("verify",), ("rollback",), ("export",)],
+    ids=lambda one: one[0],
+)
+@pytest.mark.parametrize("ref", ["checkpoint-10-g1", "step:10", "ID"])
+def test_each_command_names_what_brings_it_back(command, ref, repo, call, tmp_path):
+    store = LocalStore(repo)
+    (named,) = [one for one in folders_of(store) if one.folder == "checkpoint-10-g1"]
+    ref = read_manifest(store, named).root[:12] if ref == "ID" else ref
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+    more = {"cat": ("config.json",), "export": ("--out", tmp_path / "out")}.get(command[0], ())
+    if command[0] == "cat":
+        answer = call("ckpt", "cat", ref, "config.json", repo, "--json")
+    else:
+        answer = call("ckpt", *command, ref, repo, *more, "--json")
+    found = error_of(answer)
+    assert (answer.status, found["exit"]) == (66, 66)
+    assert found["message"].startswith("checkpoint-10-g1 was pruned, and is in the trash of")
+    assert found["hint"] == f"resilient ckpt prune {store.url} --undo"
+    assert call("ckpt", "prune", repo, "--undo").status == 0
+    assert call("ckpt", "inspect", ref, repo).status == 0
+
+
+def test_it_is_told_how_many_prunes_are_undone_before_its_own(repo, call):
+    assert call("ckpt", "prune", repo, "--keep-last", "3", "--yes").status == 0
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+    found = error_of(call("ckpt", "inspect", "step:10", repo, "--json"))
+    assert "1 later prunes are undone before its own" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "expected"),
+    [
+        ("resilient ckpt ls s3://b/x", ["ckpt", "ls", "s3://b/x", "--json"],
+         "resilient doctor --repo s3://b/x"),
+        ("resilient ckpt ls s3://b/x", ["--json", "ckpt", "ls", "-r", "s3://b/x"],
+         "resilient doctor --repo s3://b/x"),
+        ("resilient ckpt ls", ["ckpt", "ls"], "resilient help RES-A"),
+        ("resilient ckpt ls --help", ["ckpt", "ls", "x"], "resilient ckpt ls --help"),
+        ("resilient ckpt ls x", ["ckpt", "inspect", "x"], "resilient ckpt ls x"),
+        ("resilient ckpt inspect x", ["ckpt", "inspect", "x"], "resilient help RES-A"),
+        ("it's no command", ["x"], "it's no command"),
+    ],
+)  # fmt: skip
+def test_a_hint_that_repeats_what_failed_becomes_another(hint, given, expected):
+    assert another_way(hint, given, "RES-A") == expected
