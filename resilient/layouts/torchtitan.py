@@ -108,4 +108,7 @@ def _disagreements(
     if len(set(said.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in said.items())
-    return [Problem(".", what, "the agreement of its files")]
+    # A name alone that is wrong is mended.
+    is_mixed = len({one for one in (step, last, optimizer and optimizer.step) if one}) > 1
+    cure = Cure.COPY if is_mixed else Cure.REPAIR
+    return [Problem(".", what, "the agreement of its files", cure=cure)]

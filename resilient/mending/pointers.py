@@ -150,8 +150,24 @@ def mend_name(case: Case) -> None:
     if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
         return
     width = len(match[2]) if match[2].startswith("0") else 1
-    case.draft.renamed(f"{match[1]}{step:0{width}d}")
+    name = f"{match[1]}{step:0{width}d}"
+    if why := _why_not_called(case, name, counted):
+        case.refused["."] = why
+        return
+    case.draft.renamed(name)
     case.done(".", f"named for step {step}, as {votes} of its files say", "its files")
+
+
+def _why_not_called(case: Case, name: str, counted: Counter[int]) -> str:
+    """Return why a folder is not given a name; empty if it may be.
+
+    The Trainer's optimizer may have skipped steps, and Megatron's schedule counts samples.
+    """
+    if len(counted) > 1 and case.contents.layout == "torchtitan":
+        return "its files are of different steps, and which is right does not show"
+    if any(one.url.rstrip("/").rpartition("/")[2] == name for one in case.near):
+        return f"`{name}` is beside it: files of that one may be in this one; `--from` another copy"
+    return ""
 
 
 def _is_at_odds(case: Case) -> bool:

@@ -20,7 +20,7 @@ from samples import (
     STATE,
     WEIGHTS,
 )
-from sharded import BESIDE, FSDP, SHARDS, STEP, ZERO2, ZERO3
+from sharded import BESIDE, FSDP, MEGATRON, SHARDS, STEP, TITAN, ZERO2, ZERO3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -211,6 +211,21 @@ def optimizer_of_step(scene: Scene) -> None:
     shutil.copytree(scene.path.with_name(f"checkpoint-{BESIDE}") / folder.name, folder)
 
 
+def from_beside(role: str) -> Callable[[Scene], None]:
+    """Take a file from the other step that stands beside it."""
+
+    def spoil(scene: Scene) -> None:
+        (other,) = (one for one in scene.path.parent.glob("*[-_]*8") if one != scene.path)
+        shutil.copy(other / scene.file(role).name, scene.file(role))
+
+    return spoil
+
+
+def of_three_bytes(value: Any) -> None:
+    assert "cpu" in value or {}["none"]
+    value["cuda"] = torch.zeros(3, dtype=torch.uint8)
+
+
 def older_tag(scene: Scene) -> None:
     older = scene.path.with_name(f"checkpoint-{BESIDE}") / f"global_step{BESIDE}"
     shutil.copytree(older, scene.path / older.name)
@@ -242,6 +257,7 @@ KINDS_OF_CONTENT = [
     Kind("optimizer: a parameter twice in its groups", optimizer(parameter_twice)),
     Kind("schedule: calls and steps miscounted", of_trainer(SCHEDULE, calls_miscounted)),
     Kind("random state: of ten bytes", rewritten(RANDOM, ten_bytes)),
+    Kind("random state: that of CUDA is none", rewritten(RANDOM, of_three_bytes)),
     Kind("random state: without that of Python", rewritten(RANDOM, no_python)),
     Kind("random state: of two ranks, one lost", numbered),
     Kind("state: best metric is not the log's", of_state(lambda one: one.update(best_metric=1.0))),
@@ -272,6 +288,14 @@ TOGETHER: Mapping[str, list[Kind]] = {
         Kind("optimizer: one rank's of another step", of_step(OPTIMIZER)),
         Kind("optimizer: all ranks' of another step", optimizer_of_step),
         Kind("random state: of two ranks, one lost", numbered),
+    ],
+    TITAN: [
+        Kind("schedule: a file of slices of another step", from_beside(SCHEDULE)),
+        Kind("optimizer: a file of slices of another step", from_beside(OPTIMIZER)),
+    ],
+    MEGATRON: [
+        Kind("weights: a file of slices of another step", from_beside(WEIGHTS)),
+        Kind("state: all of another step", from_beside(STATE)),
     ],
     ZERO2: [
         Kind("optimizer: missing", missing(OPTIMIZER)),

@@ -31,6 +31,9 @@ BEYOND: dict[tuple[str, str], str] = {
         for name in ("Trainer, ZeRO 2", "Trainer, ZeRO 3")
     },
     ("Trainer, FSDP", "weights: one rank's of another step"): "a slice of weights says no step",
+    ("Megatron, two files", "weights: a file of slices of another step"): (
+        "a slice of weights says no step"
+    ),
     ("Universal", "weights: swapped with the optimizer"): (
         "both are one tensor of one shape, and neither says what it is"
     ),

@@ -199,14 +199,14 @@ def _slices(step):
     }
 
 
-def make_titan(folder):
-    write_titan(folder, 8)
-    return write_titan(folder)
+def make_titan(folder, files=1):
+    write_titan(folder, 8, files)
+    return write_titan(folder, files=files)
 
 
-def make_megatron(folder):
-    write_megatron(folder, 8)
-    return write_megatron(folder)
+def make_megatron(folder, files=1):
+    write_megatron(folder, 8, files)
+    return write_megatron(folder, files=files)
 
 
 def load_slices(path):

@@ -28,7 +28,11 @@ from samples import (
     WEIGHTS,
     Loaded,
     Sample,
+    load_megatron,
+    load_slices,
     load_trainer,
+    make_megatron,
+    make_titan,
     make_trainer,
 )
 from transformers import AutoModelForCausalLM
@@ -142,4 +146,12 @@ SHARDED = [
         WEIGHTS: f"{TAG}/zero_pp_rank_1_mp_rank_00_model_states.pt", INDEX: "latest",
         OPTIMIZER: f"{TAG}/zero_pp_rank_1_mp_rank_00_optim_states.pt"}),
 ]  # fmt: skip
-ALL = [*SAMPLES, *SHARDED]
+TITAN, MEGATRON = "torchtitan, two files", "Megatron, two files"
+SLICED = [
+    Sample(TITAN, partial(make_titan, files=2), load_slices, "torch's `dcp_to_torch_save`", {
+        SCHEDULE: "__0_0.distcp", OPTIMIZER: "__0_1.distcp"}, is_general=False),
+    Sample(MEGATRON, partial(make_megatron, files=2), load_megatron,
+           "`torch.load` and `dcp_to_torch_save`", {
+        WEIGHTS: "__0_1.distcp", STATE: "common.pt"}, is_general=False),
+]  # fmt: skip
+ALL = [*SAMPLES, *SHARDED, *SLICED]

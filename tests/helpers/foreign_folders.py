@@ -19,13 +19,14 @@ STEP = 9
 UNIVERSAL = Path(__file__).parents[1] / "golden" / "universal"
 
 
-def write_slices(state, folder):
+def write_slices(state, folder, files=1):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is a single process
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+        writer = dcp.FileSystemWriter(folder, thread_count=files)
+        dcp.save(state, storage_writer=writer, no_dist=True)
 
 
-def write_titan(run, step=STEP):
+def write_titan(run, step=STEP, files=1):
     """Leave what torchtitan leaves: names of its own beside those of the weights."""
     weight = torch.arange(15.0).view(5, 3) + STEP - step
     options = {"lr": 0.25, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -45,14 +46,14 @@ def write_titan(run, step=STEP):
             "ntokens_seen": torch.tensor(4096, dtype=torch.int64),
         },
     }
-    write_slices(state, folder := Path(run) / f"step-{step}")
+    write_slices(state, folder := Path(run) / f"step-{step}", files)
     return folder
 
 
 NAMES = {"layers.0.weight": (5, 3), "norm.weight": (3,)}
 
 
-def write_megatron(run, step=STEP):
+def write_megatron(run, step=STEP, files=1):
     """Leave what Megatron-Core leaves: layers stacked, and one file that is common to all ranks."""
     folder = Path(run) / f"iter_{step:07d}"
     name, stacked = (
@@ -64,7 +65,7 @@ def write_megatron(run, step=STEP):
         **{f"optimizer.state.{kind}.{name}": stacked + 1 for kind in ("exp_avg", "fp32_param")},
         **{f"rng_state/shard_{rank}.0_2.1": b"states" for rank in range(2)},
     }
-    write_slices(state, folder)
+    write_slices(state, folder, files)
     told = argparse.Namespace(
         world_size=2, tensor_model_parallel_size=2, consumed_train_samples=72, train_iters=100
     )

@@ -132,6 +132,27 @@ MUTANTS = [
         f"{HISTORIES} -k best_is_found",
     ),
     Mutant(
+        "a folder is named for the step of which a file got into it",
+        "resilient/mending/pointers.py",
+        "    if any(one.url.rstrip",
+        "    if False and any(one.url.rstrip",
+        f"{RUNS} -k file_of_another_step",
+    ),
+    Mutant(
+        "a folder of mixed steps is named for the step of most",
+        "resilient/mending/pointers.py",
+        '    if len(counted) > 1 and case.contents.layout == "torchtitan":\n',
+        "    if False:\n",
+        f"{RUNS} -k file_of_another_step",
+    ),
+    Mutant(
+        "a copy of a checkpoint of mixed steps is taken for another step",
+        "resilient/mending/planning.py",
+        "    if is_mixed and len(names) == 1:\n",
+        "    if False:\n",
+        f"{RUNS} -k file_of_another_step",
+    ),
+    Mutant(
         "tensors that were cut are saved as whole",
         "resilient/mending/salvage.py",
         "at + end - begin <= size_bytes:\n",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from foreign_folders import write_accelerate, write_slices, write_titan
+from foreign_folders import write_accelerate, write_megatron, write_slices, write_titan
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError
@@ -261,3 +261,21 @@ def test_broken_arguments_are_left_out_and_told(run):
     assert list(plan.losses) == ["the run's arguments"]
     assert not (Path(made) / "training_args.bin").exists()
     assert plan.verdict.answer == "yes"
+
+
+@pytest.mark.parametrize(
+    ("write", "file"), [(write_titan, "__0_1.distcp"), (write_megatron, "common.pt")]
+)
+def test_a_folder_with_a_file_of_another_step_is_not_named_for_that_one(tmp_path, write, file):
+    path, other = write(tmp_path, files=2), write(tmp_path, 8, files=2)
+    copy = Path(shutil.copytree(path, tmp_path / "copy" / path.name))
+    shutil.copy(other / file, path / file)
+    plan = plan_mending(str(path))
+    assert not plan.is_mended
+    assert plan.refused["."]
+    mended = plan_mending(str(path), [str(copy)])
+    assert mended.is_whole, mended
+    assert b"".join(mended.draft.blocks(file)) == (copy / file).read_bytes()
+    shutil.rmtree(other)
+    # All that counts steps in Megatron is in this one file, so that the name is right is a guess.
+    assert plan_mending(str(path)).is_mended == (file == "common.pt")
