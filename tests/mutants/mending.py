@@ -195,6 +195,13 @@ MUTANTS = [
         f"{COPIES} -k older_checkpoint",
     ),
     Mutant(
+        "states of CUDA are not made again with the others",
+        "resilient/train/interop/reseeding.py",
+        "_DEVICES_MAX = 17\n",
+        "_DEVICES_MAX = 1\n",
+        f"{AGAIN} -k come_back_with_it",
+    ),
+    Mutant(
         "a random state is made for another step",
         "resilient/train/interop/reseeding.py",
         "seed_between_steps(seed, step - 1,",

@@ -8,10 +8,14 @@ Other runs draw on from step to step, and what they drew is nowhere else.
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from resilient.errors import IntegrityError, KeyNotFound
+from resilient.format.digest import digest_file
 from resilient.format.names import rank_part_file
 from resilient.opening import open_checkpointer
 from resilient.state.arena import Arena
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _PART = "rng_state"
+_DEVICES_MAX = 17
+"""Devices that one process sees, and none."""
 
 
 class Derived:
@@ -88,7 +94,7 @@ def random_states_of(
         seed_between_steps(seed, step - 1, int(batch) // int(micro))
         ranks = int(manifest.world["size"])
         files = {
-            manifest.checkpoint.key(rank_part_file(_PART, one)): _file(step, one, ranks)
+            manifest.checkpoint.key(rank_part_file(_PART, one)): _file(manifest, step, one, ranks)
             for one in range(ranks)
         }
     finally:
@@ -107,9 +113,41 @@ def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | Non
     return int(manifest.config.get("seed", 42))
 
 
-def _file(step: int, rank: int, ranks: int) -> bytes:
-    """Return the file of a rank's random state as it is now in this process."""
-    parts = {_PART: Part(RandomState(), "rank")}
-    staged = stage(capture(step, parts, rank), World(rank, ranks), Arena())
+class _Seeded:
+    """The random state of this process, and that of so many devices of CUDA seeded alike.
+
+    A generator of CUDA is its seed and how far it was drawn, so no device is needed to say both.
+    """
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both."""
+        state = RandomState().state_dict()
+        if self._devices:
+            data = struct.pack("<Qq", torch.initial_seed() & 0xFFFFFFFFFFFFFFFF, 0)
+            one = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            state["cuda"] = [one.clone() for _ in range(self._devices)]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nobody loads it."""
+
+
+def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
+    """Return the file of a rank's random state as it is now in this process.
+
+    How many devices a rank saw is said nowhere: it is the number with which it is as committed.
+    """
     name = rank_part_file(_PART, rank)
+    entry = next((one for one in manifest.files if one.name == name), None)
+    made = [_bytes_of(name, step, World(rank, ranks), devices) for devices in range(_DEVICES_MAX)]
+    fitting = [one for one in made if entry and digest_file(one) == entry.proof]
+    return (fitting or made)[0]
+
+
+def _bytes_of(name: str, step: int, world: World, devices: int) -> bytes:
+    parts = {_PART: Part(_Seeded(devices), "rank")}
+    staged = stage(capture(step, parts, world.rank), world, Arena())
     return next(bytes(one.data) for one in staged.files if one.name == name)

@@ -99,6 +99,32 @@ def test_each_rank_has_its_own_file_and_the_seed_of_the_checkpoint_counts(tmp_pa
         made.get(checkpoint.manifest_key)
 
 
+class OnDevices(RandomState):
+    """As a run on two GPUs saves it: each generator is its seed, and how far it was drawn."""
+
+    def __init__(self, seed, drawn):
+        data = seed.to_bytes(8, "little") + drawn.to_bytes(8, "little")
+        self.device = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    def state_dict(self):
+        return super().state_dict() | {"cuda": [self.device, self.device.clone()]}
+
+
+@pytest.mark.parametrize("drawn", [0, 4])
+def test_states_of_cuda_come_back_with_it_where_nothing_was_drawn_there(tmp_path, drawn):
+    begin(store := LocalStore(tmp_path))
+    seed_between_steps(7, 2, 6)
+    part = Part(OnDevices(torch.initial_seed(), drawn), "rank")
+    parts = {"rng_state": part, "reduction": Part(Values(seed=7, digest="", machine=""))}
+    config = {"global_train_batch_size": 12, "per_device_train_batch_size": 2}
+    config["reduction"] = "canonical"
+    world = {"size": 1, "strategy": "ddp"}
+    checkpoint = save(store, CheckpointId(1, 3), parts=parts, config=config, world=world)
+    made = random_states_of(str(tmp_path), read_manifest(store, checkpoint))
+    key = checkpoint.key("rng_state_0.safetensors")
+    assert (made.get(key) == store.get(key)) == (not drawn)
+
+
 @pytest.mark.parametrize(
     ("options", "callbacks"), [({}, ()), (CANONICAL, (Draws(),))], ids=["plain", "drawn"]
 )
