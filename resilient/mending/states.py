@@ -41,12 +41,18 @@ _OF_ARGUMENTS = {
     "per_device_train_batch_size": "train_batch_size",
 }  # fmt: skip
 _BEST = ("best_global_step", "best_metric", "best_model_checkpoint")
+_CONTROL = "TrainerControl"
+_FLAGS = dict.fromkeys(
+    ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"),
+    False,
+)
 _COUNTS = ("total_flos", "num_input_tokens_seen")
 CONSEQUENCES = {
     "history": "no losses and metrics of these steps",
     "digits": "event files of TensorBoard keep seven digits of each number of the history",
     "best model": "the next evaluation is the best so far",
-    "callbacks": "their counters begin anew: the patience of an early stop",
+    "callbacks": "their counters, as the patience of an early stop, begin anew or are another "
+    "step's; with one that no step here knows Transformers raises at its next save",
     "epoch": "logs tell another one; Transformers counts its place in the data from the step",
     "counts": "of operations and tokens: they begin anew, or are in proportion to another step's",
 }
@@ -155,7 +161,12 @@ def _rebuild(case: Case, step: int | None, stale: dict[str, Any]) -> None:
     others = _others(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
-    known = _Known(case, {**_EMPTY, "global_step": step}, arguments=arguments, logs=logs)
+    known = _Known(
+        case,
+        {**_EMPTY, "global_step": step, "stateful_callbacks": {}},
+        arguments=arguments,
+        logs=logs,
+    )
     if arguments:
         known.sources.append(ARGUMENTS)
     known.state |= {
@@ -271,10 +282,12 @@ def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) 
         known.state |= best_logged
         known.lost += [] if best_logged else ["best model"]
     held = next((one.get("stateful_callbacks") for one, _ in others), None)
-    if isinstance(held, dict) and set(held) <= {"TrainerControl"}:
-        known.state["stateful_callbacks"] = held
-    else:
+    if isinstance(held, dict):
+        known.state["stateful_callbacks"] = dict(held)
+    if not isinstance(held, dict) or set(held) - {_CONTROL}:
         known.lost.append("callbacks")
+    # Its Trainer raises at the next save where one has no place, and this one always keeps a state.
+    known.state["stateful_callbacks"].setdefault(_CONTROL, {"args": _FLAGS, "attributes": {}})
 
 
 def _best_logged(known: _Known) -> dict[str, Any]:

@@ -153,6 +153,20 @@ MUTANTS = [
         f"{RUNS} -k file_of_another_step",
     ),
     Mutant(
+        "a state that was made anew has no place for the Trainer's control",
+        "resilient/mending/states.py",
+        '.setdefault(_CONTROL, {"args": _FLAGS, "attributes": {}})',
+        "",
+        f"{HISTORIES} -k run_of_transformers",
+    ),
+    Mutant(
+        "the place of a callback is lost with its counters",
+        "resilient/mending/states.py",
+        '        known.state["stateful_callbacks"] = dict(held)\n',
+        "        pass\n",
+        f"{RUNS} -k place_of_a_callback",
+    ),
+    Mutant(
         "tensors that were cut are saved as whole",
         "resilient/mending/salvage.py",
         "at + end - begin <= size_bytes:\n",

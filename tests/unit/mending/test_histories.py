@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from resilient.layouts.tfevents import FILE_BYTES_MAX, masked_sum, read_scalars
 from resilient.layouts.values import Unreadable
+from resilient.mending.applying import place_of, write_mended
 from resilient.mending.histories import entries_of, woven
 from resilient.mending.planning import plan_mending
 from resilient.storage.folder import open_folder
@@ -145,6 +146,35 @@ def test_the_best_is_found_again_among_the_evaluations(run):
     assert "best model" not in plan.losses
     assert state["best_metric"] == pytest.approx(whole["best_metric"], rel=1e-6)
     assert (state["best_global_step"], state["best_model_checkpoint"]) == (8, str(run))
+
+
+def test_a_run_of_transformers_that_logs_to_tensorboard_gets_its_state_back_and_resumes(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from hf_runs import Tokens, gpt2
+
+    def trainer(out, steps):
+        arguments = transformers.TrainingArguments(
+            str(out), max_steps=steps, save_steps=4, logging_steps=1, eval_strategy="steps",
+            eval_steps=4, report_to=["tensorboard"], use_cpu=True, disable_tqdm=True,
+            metric_for_best_model="loss", remove_unused_columns=False, dataloader_drop_last=True,
+        )  # fmt: skip
+        rows = [{key: one[key] for key in ("input_ids", "labels")} for one in Tokens(64, 1)]
+        return transformers.Trainer(gpt2(), arguments, train_dataset=rows, eval_dataset=rows[:8])
+
+    trainer(tmp_path, 4).train()
+    path = tmp_path / "checkpoint-4"
+    whole = json.loads((path / STATE).read_text())
+    (path / STATE).unlink()
+    plan, state = mended(path)
+    assert set(plan.losses) == {"callbacks", "counts", "digits"}
+    assert close(state["log_history"], whole["log_history"])
+    for key in ("best_global_step", "best_model_checkpoint", "global_step", "max_steps"):
+        assert state[key] == whole[key], key
+    made = write_mended(plan, place_of(plan))
+    resumed = trainer(tmp_path / "on", 6)
+    resumed.train(resume_from_checkpoint=str(made))
+    assert resumed.state.global_step == 6
+    assert [one["step"] for one in resumed.state.log_history if "loss" in one] == [1, 2, 3, 4, 5, 6]
 
 
 def life(*steps, by=0.0):

@@ -103,6 +103,18 @@ def test_a_state_comes_back_from_a_later_step_and_says_what_does_not(run):
     assert json.loads((made / "repaired.json").read_text())["losses"] == dict(plan.losses)
 
 
+def test_the_place_of_a_callback_is_another_step_s_and_told(run):
+    other = beside(run, 12)
+    state = json.loads((other / STATE).read_text())
+    state["stateful_callbacks"]["EarlyStoppingCallback"] = {"args": {}, "attributes": {"n": 2}}
+    (other / STATE).write_text(json.dumps(state))
+    (run / STATE).unlink()
+    plan, made = mend(run)
+    found = json.loads((made / STATE).read_text())["stateful_callbacks"]
+    assert found == state["stateful_callbacks"]
+    assert "another step's" in plan.losses["callbacks"]
+
+
 def test_a_state_that_was_cut_keeps_what_is_whole_of_it(run):
     text = (run / STATE).read_text()
     whole = json.loads(text)
