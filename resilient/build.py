@@ -225,11 +225,11 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
     return agent
 
 
-def supervise(options: TrainOptions) -> int:
+def supervise(options: TrainOptions, heard: list[int] | None = None) -> int:
     """Run the job of this host to its end and return the exit code. Main thread only.
 
-    It listens before torch is imported: a stop in those seconds has nothing to lose, and the
-    same command begins as if it had not run. A wait for the rendezvous ends with it as well.
+    It listens before torch is imported, and obeys the signals in ``heard``: a stop then has nothing
+    to lose, and the same command begins anew. A wait for the rendezvous ends with it as well.
 
     Raises:
         ConfigError: an option is malformed or contradicts another.
@@ -244,7 +244,7 @@ def supervise(options: TrainOptions) -> int:
     stops = Stops(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
     watcher = Watcher(sources, stops, clock, emit, grace_seconds)
-    with stops.listening(), metrics.running(emit):
+    with stops.listening(heard), metrics.running(emit):
         watcher.start()
         try:
             code = _supervise(options, stops, emit, (metrics.beat, file.beat))

@@ -6,7 +6,7 @@ import re
 from contextvars import ContextVar
 
 from resilient.clock import parse_length
-from resilient.errors import UsageError
+from resilient.errors import ConfigError, UsageError
 
 WITHIN_SECONDS: ContextVar[float] = ContextVar("WITHIN_SECONDS", default=60.0)
 """How long storage may be asked again until it answers: the global option --timeout."""
@@ -50,3 +50,17 @@ def share_of(text: str, option: str) -> float:
     if not 0 < share <= 1:
         raise UsageError(f"{option} {text!r} is no share, as 5% and 1/20 are")
     return share
+
+
+def number_of(text: str, option: str) -> int | None:
+    """Return the number that ``text`` says, None for ``unlimited``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    word = text.strip().lower()
+    if word == "unlimited":
+        return None
+    if not word.isdecimal():
+        raise ConfigError(f"{option} {text!r} is neither a number nor unlimited")
+    return int(word)

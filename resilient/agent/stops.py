@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.world.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from resilient.clock import Clock
 
@@ -57,10 +57,13 @@ class Stops:
         self._may_interrupt = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, heard: Sequence[int] | None = None) -> Iterator[None]:
         """Handle the signals inside; what was ignored before (nohup) stays ignored.
 
         Main thread only.
+
+        Args:
+            heard: signals that came before, to whoever listened then; looked at once we do.
         """
         before = {
             number: signal.getsignal(number)
@@ -69,6 +72,8 @@ class Stops:
         }
         for number in before:
             signal.signal(number, self._heard)
+        for early in heard or ():
+            self._heard(early, None)
         try:
             yield
         finally:

@@ -92,3 +92,10 @@ def is_alive(pid):
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in ("Z", "X")
+
+
+def catches(pid, number):
+    """Say whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1]
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -2,10 +2,9 @@
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
-from agent_harness import is_alive, wait_until
+from agent_harness import catches, is_alive, wait_until
 
 SAVES = """
 def stop(number, frame):
@@ -29,12 +28,6 @@ say("ready")
 time.sleep(600)
 """
 TWO = ("--nproc-per-node", "2")
-
-
-def catches(pid, number):
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1]
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

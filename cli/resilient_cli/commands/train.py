@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.accounting.every import parse_every
-from resilient.errors import ConfigError, Preempted, ScriptNotFound, UsageError
+from resilient.errors import Preempted, ScriptNotFound, UsageError
 from resilient.format.signature import Signing
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
+from resilient_cli import early
+from resilient_cli.lengths import number_of
 from resilient_cli.render import Answer, Facts, Table, show
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ RestartWindow = Annotated[
 ]
 MaxPreemptions = Annotated[
     str, _option("Interruptions of the run, in all its launches: a number or unlimited.")
+]
+MaxNoProgress = Annotated[
+    int, _option("Failed lives in a row without a new checkpoint until it ends; 0: any.", min=0)
 ]
 MaxHostFailures = Annotated[
     int, _option("Failures of this host until the others go on without it; 0: any.", min=0)
@@ -191,6 +196,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     max_restarts: MaxRestarts = 3,
     restart_window: RestartWindow = 3600.0,
     max_preemptions: MaxPreemptions = "unlimited",
+    max_no_progress: MaxNoProgress = 3,
     max_host_failures: MaxHostFailures = 3,
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
@@ -240,8 +246,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     if every:
         parse_every(every, "--every")
     hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)
-    preemptions = _parse_number(max_preemptions, "--max-preemptions")
-    limits = Limits(max_restarts, restart_window, preemptions, host_failures_max=max_host_failures)
+    preemptions = number_of(max_preemptions, "--max-preemptions")
+    limits = Limits(max_restarts, restart_window, preemptions, max_no_progress, max_host_failures)
     wishes = build.Wishes(repo, resume, events, single_writer, storage_options=reach)
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
     options = build.TrainOptions(
@@ -268,9 +274,10 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         ),
     )
     if dry_run:
+        early.stop_listening()
         show(_answer(build.resolve(options), options), ctx.find_root().obj)
         return
-    code = build.supervise(options)
+    code = build.supervise(options, early.heard)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
 
 
@@ -287,20 +294,6 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
         raise ScriptNotFound(f"no program `{script}` in PATH", hint=f"command -v {script}")
     if not is_module and not is_program and not Path(script).is_file():
         raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {script}")
-
-
-def _parse_number(text: str, option: str) -> int | None:
-    """Return the number that ``text`` says, None for ``unlimited``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    word = text.strip().lower()
-    if word == "unlimited":
-        return None
-    if not word.isdecimal():
-        raise ConfigError(f"{option} {text!r} is neither a number nor unlimited")
-    return int(word)
 
 
 def _answer(plan: Plan, options: TrainOptions) -> Answer:

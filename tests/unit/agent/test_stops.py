@@ -1,5 +1,7 @@
 """What a stop leaves for what comes after the workers."""
 
+import signal
+
 from resilient.agent.stops import Stops
 from resilient.clock import SystemClock
 from resilient.world.stopping import StopRequest
@@ -26,3 +28,15 @@ def test_an_urgent_stop_leaves_nothing():
     stops = Stops(StillClock())
     stops.request, stops.is_urgent = StopRequest("SIGTERM", 110.0), True
     assert stops.left_seconds() == 0.0
+
+
+def test_what_was_heard_before_counts_once_somebody_listens():
+    stops = Stops(SystemClock(), 5.0)
+    heard = [signal.SIGTERM]
+    with stops.listening(heard):
+        assert stops.asked_by == signal.SIGTERM
+        assert stops.request.reason == "SIGTERM"
+        assert not stops.is_urgent
+    still = Stops(SystemClock(), 5.0)
+    with still.listening():
+        assert not still.asked_by
