@@ -95,7 +95,8 @@ EXIT_CODES = (
         "TEMPFAIL",
         "preempted after a durable save (requeue)",
         "Asked to stop, and everything up to the agreed step is durable, or there was nothing "
-        "new to save: the same command resumes.",
+        "new to save, or a rank was killed meanwhile and an earlier checkpoint is whole: the same "
+        "command resumes.",
         "requeue, count nothing",
     ),
     ExitCode(

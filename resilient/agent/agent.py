@@ -153,6 +153,7 @@ class ResilientAgent(SimpleElasticAgent):
         while True:
             self._number += 1
             outcome, failures = self._live()
+            outcome = self._judge.with_late_news(outcome, self._stops)
             nodes = self._worker_group.group_world_size
             action = self._judge.after(outcome, nodes, self._stops.request)
             if failures:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import name_of
+from resilient.agent.verdict.naming import name_of
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.agent.facts import ProgressUnknown, ReactionChosen
-from resilient.agent.verdict.decide import CODE_PREEMPTED, Kind, decide, name_command
+from resilient.agent.verdict.decide import CODE_PREEMPTED, Kind, decide
 from resilient.agent.verdict.history import History
+from resilient.agent.verdict.naming import name_command
 
 if TYPE_CHECKING:
+    from resilient.agent.stops import Stops
     from resilient.agent.verdict.decide import Action, Outcome
     from resilient.agent.verdict.history import Limits
     from resilient.agent.verdict.progress import ProgressLog
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
     from resilient.world.stopping import StopRequest
 
+# Sources of notices on this host are asked twice in that time.
+_NEWS_SECONDS = 1.0
 _STOPPING_SECONDS_MAX = 2.0
 _STOPPING_SHARE = 0.1
+# Of the time that is left, where the answer says with which code the run ends.
+_DECIDING_SHARE = 0.5
 
 
 class Judge:
@@ -61,16 +67,17 @@ class Judge:
         """Return what follows ``outcome`` of a life of ``nodes`` nodes, and note what it costs.
 
         The store is asked only where its answer decides something or is told to somebody.
-        While a ``request`` to stop runs, only for a tenth of the time that is left.
+        While a ``request`` to stop runs, only for a tenth of the time that is left, or half of it
+        where a rank was killed and the answer decides the exit code; 2 s at most.
         """
         now_seconds = self._clock.monotonic_seconds()
         if _needs_answer(outcome):
-            self._look(request)
+            self._look(request, _DECIDING_SHARE if outcome.is_taken else _STOPPING_SHARE)
         is_failure = outcome.kind is Kind.FAILED
         progressed = is_failure and self._progress.count_failure()
         if progressed is None:
             self._emit(ProgressUnknown())
-        outcome = replace(outcome, newest=self._progress.name_of_newest)
+        outcome = replace(outcome, newest=self._newest(outcome))
         before = self._history or History(preemptions=self._progress.launches_before)
         self._history = before.after(outcome, now_seconds, progressed=progressed)
         budget = self._history.budget(
@@ -94,12 +101,28 @@ class Judge:
         )
         return action
 
-    def _look(self, request: StopRequest | None) -> None:
+    def with_late_news(self, outcome: Outcome, stops: Stops) -> Outcome:
+        """Wait a moment for a stop where a rank was killed and the run would end of it.
+
+        Who takes a host away kills ranks in the moment in which we are told, or before it.
+        """
+        if outcome.kind is not Kind.FAILED or not outcome.is_taken or self.restarts_left > 0:
+            return outcome
+        stops.wait(_NEWS_SECONDS)
+        told = replace(outcome, stop_signal=stops.asked_by)
+        return told.in_a_stop() if told.stop_signal else outcome
+
+    def _newest(self, outcome: Outcome) -> str | None:
+        newest = self._progress.name_of_newest
+        # What was committed once is as good for the question whether anything is.
+        return self._progress.name_of_last if outcome.is_taken and newest == "" else newest
+
+    def _look(self, request: StopRequest | None, share: float) -> None:
         if request is None:
             self._progress.look()
             return
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())
-        self._progress.look(min(_STOPPING_SECONDS_MAX, _STOPPING_SHARE * left_seconds))
+        self._progress.look(min(_STOPPING_SECONDS_MAX, share * left_seconds))
 
     @property
     def _nodes_min(self) -> int:

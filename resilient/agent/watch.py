@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _KILL_SECONDS = 5.0
 # An exit ends the wait at once; a signal is looked for this often.
 _TICK_SECONDS = 0.1
+# Of a stop, once a rank was taken: for the question what is committed, and for the way out.
+_LAST_SECONDS = 2.0
+_LAST_SHARE = 0.2
+_ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +138,16 @@ class LifeWatch:
         seen = self._health.evidence()
         self.failures = find_failures(self._group.exits, before_seconds, seen)
         first = self.failures[0]
-        return Outcome(
+        outcome = Outcome(
             Kind.FAILED,
             status=first.status,
             stop_signal=self._stops.asked_by,
             is_echo=first.error.is_echo,
             cause=first.cause,
             is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
+            has_stepped=self._health.last_step() >= 0,
         )
+        return outcome.in_a_stop() if self._stops.asked_by else outcome
 
     def _leave(self) -> Outcome:
         """Let all ranks end that agreed to leave; whoever knew of it first is not waited for.
@@ -150,7 +156,7 @@ class LifeWatch:
         """
         is_ended = self._end(is_told=False)
         failed = self._has_failed()
-        outcome = self._failed(math.inf) if failed else None
+        outcome = self._failed(math.inf).in_a_stop() if failed else None
         # Another node may have stopped its workers because of a change that we have not seen.
         self._members.look_afresh()
         if self._members.is_changed:
@@ -176,22 +182,28 @@ class LifeWatch:
         now_seconds = self._clock.monotonic_seconds()
         request = self._stops.request or StopRequest(signal.Signals(asked_by).name, now_seconds)
         self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
-        if not self._end(is_told=True):
-            return Outcome(Kind.KILLED, stop_signal=asked_by)
-        return Outcome(
+        is_ended = self._end(is_told=True)
+        self.failures = self._failures_of_stop()
+        first = self.failures[0] if self.failures else None
+        outcome = Outcome(
             Kind.STOPPED,
-            status=self._status_of_stop(),
+            status=first.status if first else self._status_of_stop(),
             stop_signal=asked_by,
+            cause=first.cause if first else None,
             is_unsaved=bool(self._attempt) and told_unsaved(self._notes) == self._attempt,
         )
+        # Who waited for a rank that was taken had nothing to save without it.
+        return outcome if is_ended or outcome.is_taken else replace(outcome, kind=Kind.KILLED)
+
+    def _failures_of_stop(self) -> list[Failure]:
+        """Return the workers that failed though they were only asked to end."""
+        failures = find_failures(self._group.exits, math.inf, self._health.evidence())
+        return [one for one in failures if one.exit.status not in _ENDS_OF_A_STOP]
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
-        wrong = set(statuses) - {0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE}
-        if wrong:
-            self.failures = find_failures(self._group.exits, math.inf)
         # A rank that SIGTERM killed says the least about what became of the work.
-        order = (wrong, CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
+        order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
         return next((one for some in order for one in statuses if one in some), 0)
 
     def _end(self, *, is_told: bool) -> bool:
@@ -202,7 +214,7 @@ class LifeWatch:
         while (
             self._group.is_running
             and not self._stops.is_urgent
-            and (self._stops.request or grace).left_seconds(self._clock.monotonic_seconds()) > 0
+            and self._left_seconds(self._stops.request or grace) > 0
         ):
             self._group.wait(_TICK_SECONDS)
             if is_told and self._stops.request is not self._told:
@@ -215,6 +227,13 @@ class LifeWatch:
             reason = "asked twice" if self._stops.is_urgent else "the grace is over"
             self._emit(WorkersKilled(ranks=late, reason=reason))
         return not late
+
+    def _left_seconds(self, request: StopRequest) -> float:
+        left_seconds = request.left_seconds(self._clock.monotonic_seconds())
+        if any(one.status == -signal.SIGKILL and not one.is_killed for one in self._group.exits):
+            # No save that needs it comes to an end, and what is committed is asked for in time.
+            left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
+        return left_seconds
 
     def _tell(self) -> None:
         self._told = self._stops.request

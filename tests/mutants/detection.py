@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "a recovery with progress waits",
         "resilient/agent/verdict/decide.py",
-        "    repeats = budget.no_progress_lives - 1\n",
+        "    repeats = 0 if outcome.is_robbed else budget.no_progress_lives - 1\n",
         "    repeats = budget.no_progress_lives + 1\n",
         HISTORY,
     ),

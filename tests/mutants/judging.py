@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "the same command resumes whatever it says",
-        MODULE,
+        "resilient/agent/verdict/naming.py",
         ' if resume != "auto" else "")',
         ' if False else "")',
         DECIDE,
@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "no answer forgets lives without progress",
         "resilient/agent/verdict/history.py",
-        "lives if progressed is None else ",
+        "lives if is_silent else ",
         "",
         "tests/unit/agent/test_history.py",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,41 @@ def test_a_kill_for_memory_is_told_from_a_kill(train, small_group):
     assert "SIGKILL by the kernel's out-of-memory killer" in agent.err
     assert (second["status"], second["cause"]) == (-9, "signal")
     assert "not the out-of-memory killer" in second["proof"]
+
+
+@pytest.mark.parametrize(
+    ("death", "code", "cause", "words"),
+    [
+        (
+            "[bytearray(os.urandom(1 << 20)) for _ in range(200)]",
+            *(137, "oom_kill", "SIGKILL by the kernel's out-of-memory killer"),
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            *(75, "signal", "SIGKILL (not the out-of-memory killer"),
+        ),
+    ],
+    ids=["for memory", "from outside"],
+)
+def test_a_stop_tells_a_kill_for_memory_from_a_rank_that_was_taken(
+    train, small_group, death, code, cause, words
+):
+    agent = train(
+        "os.makedirs('repo/checkpoint-20-g1')\n"
+        "open('repo/checkpoint-20-g1/manifest.json', 'w').close()\n"
+        f"open({str(small_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: {death})\n"
+        "time.sleep(1)\n"
+        "say('ready')\n"
+        "time.sleep(600)\n",
+        *("--events", "events", "--repo", "repo"),
+    )
+    agent.wait_for("ready", 1)
+    agent.send(signal.SIGTERM)
+    assert agent.end() == code, agent.err
+    (told,) = events(agent, "WorkerFailed")
+    assert told["cause"] == cause
+    assert words in agent.err
 
 
 def test_causes_of_failures_are_told_as_one_word(train):

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from resilient.agent.verdict.causes import Cause
+from resilient.agent.verdict.naming import SIGNAL_BASE, exit_code, name_of
 from resilient.errors import CrashLoop, PeerFailed, Preempted
 
 CODE_PREEMPTED = Preempted.exit_code
 PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 70, 73, 77, 78, 80})
 """Exit codes that say that another try would end the same way."""
 
-_SIGNAL_BASE = 128
 _CODE_HOST_UNHEALTHY = 71
 _BACKOFF_SECONDS = 1.0
 _BACKOFF_SECONDS_MAX = 300.0
-CODES_OF_LEAVING_AT_ONCE = frozenset({_SIGNAL_BASE + signal.SIGTERM, _SIGNAL_BASE + signal.SIGINT})
+CODES_OF_LEAVING_AT_ONCE = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGINT})
 """What a worker that listened ends with when its time is over, unlike one killed by the signal."""
 
 
@@ -51,6 +51,7 @@ class Outcome:
         is_joined: of REGROUPED, whether nodes want to join; else some have left.
         is_host_broken: whether a device reported a fault, or a worker cannot be killed.
         is_unsaved: whether a worker of this life said that SIGTERM costs it what it has not saved.
+        has_stepped: of FAILED, whether a worker of this host had finished a step in this life.
         newest: the newest checkpoint, None where nothing was committed; empty when not known.
     """
 
@@ -63,13 +64,29 @@ class Outcome:
     is_joined: bool = False
     is_host_broken: bool = False
     is_unsaved: bool = False
+    has_stepped: bool = False
     newest: str | None = ""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the rank that ended first was killed from outside, and not for memory."""
+        return self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL
+
+    @property
+    def is_robbed(self) -> bool:
+        """Whether a life that trained was ended from outside: no sign that its script loops."""
+        return self.kind is Kind.FAILED and self.is_taken and self.has_stepped
+
+    def in_a_stop(self) -> Outcome:
+        """Return what a failure is that falls into a stop: part of it, if its rank was taken."""
+        is_part = self.kind is Kind.FAILED and self.is_taken
+        return replace(self, kind=Kind.STOPPED) if is_part else self
 
     @property
     def is_interruption(self) -> bool:
         """Whether somebody took machines away, or asked to stop, and nobody failed."""
         if self.kind is Kind.STOPPED:
-            return self.status in (CODE_PREEMPTED, -signal.SIGTERM)
+            return self.is_taken or self.status in (CODE_PREEMPTED, -signal.SIGTERM)
         return self.kind is Kind.PREEMPTED or (self.kind is Kind.REGROUPED and not self.is_joined)
 
 
@@ -80,14 +97,16 @@ class Budget:
     Attributes:
         restarts_left: restarts after a failure, within the window of time; a change of
             membership costs none.
-        no_progress_lives: lives in a row, the last included, that failed and committed nothing.
-        no_progress_lives_max: this many of them are a crash loop.
+        no_progress_lives: lives in a row, the last included, that failed and committed nothing,
+            those not counted that were robbed.
+        no_progress_lives_max: this many of them are a crash loop; 0 is any number.
         preemptions_left: interruptions, the last counted already; None is any number.
         host_failures: of this host within the window, the last included.
         host_failures_max: this many of them, and the host is left out; 0 is any number.
         may_leave: whether the other hosts can go on without this one.
         jitter: factor of a wait, so that hosts do not come back all at once.
-        again: what to type so that the run goes on; see :func:`name_command`.
+        again: what to type so that the run goes on; see
+            :func:`resilient.agent.verdict.naming.name_command`.
     """
 
     restarts_left: int = 3
@@ -154,30 +173,6 @@ def decide(outcome: Outcome, budget: Budget) -> Action:
     return _leave(outcome, budget)
 
 
-def name_command(resume: str) -> str:
-    """Return what a person types so that a run goes on that was started with ``--resume``.
-
-    The wish holds at each start of the command: nothing tells a job that is requeued from one
-    that is started over on purpose.
-    """
-    return "the same command" + (f" without --resume {resume}" if resume != "auto" else "")
-
-
-def exit_code(status: int) -> int:
-    """Return a worker's status as a shell would: its code, or 128 plus the signal's number."""
-    return _SIGNAL_BASE - status if status < 0 else status
-
-
-def name_of(status: int) -> str:
-    """Return a worker's status for a person: ``exit code 7`` or ``SIGKILL``."""
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
-
-
 def _after_regrouping(outcome: Outcome, budget: Budget) -> Action:
     if outcome.is_joined:
         return Restart("membership", is_paid=False)
@@ -189,7 +184,7 @@ def _interrupted(budget: Budget) -> Action | None:
     if budget.preemptions_left is None or budget.preemptions_left >= 0:
         return None
     return GiveUp(
-        _SIGNAL_BASE + signal.SIGTERM,
+        SIGNAL_BASE + signal.SIGTERM,
         "interrupted more often than --max-preemptions allows: what is committed is safe, and "
         f"{budget.again} with a higher number resumes",
     )
@@ -205,7 +200,7 @@ def _leave(outcome: Outcome, budget: Budget) -> Action:
         )
     if outcome.kind is Kind.KILLED:
         return GiveUp(
-            _SIGNAL_BASE + (outcome.stop_signal or signal.SIGKILL),
+            SIGNAL_BASE + (outcome.stop_signal or signal.SIGKILL),
             "workers had to be killed before they had saved; the last durable checkpoint is "
             f"intact and {budget.again} resumes from it",
         )
@@ -255,12 +250,13 @@ def _of_worn_host(outcome: Outcome, budget: Budget) -> Action | None:
 
 
 def _of_crash_loop(outcome: Outcome, budget: Budget) -> Action | None:
-    if budget.no_progress_lives < budget.no_progress_lives_max:
+    is_loop = 0 < budget.no_progress_lives_max <= budget.no_progress_lives
+    if not is_loop or outcome.is_robbed:
         return None
     return GiveUp(
         CrashLoop.exit_code,
-        f"crash loop: {budget.no_progress_lives} lives in a row failed without a new "
-        f"checkpoint, the last with {name_of(outcome.status)}; the traceback of the rank "
+        f"crash loop: {budget.no_progress_lives} lives in a row failed without a new checkpoint "
+        f"(--max-no-progress), the last with {name_of(outcome.status)}; the traceback of the rank "
         "that failed first says where to look",
     )
 
@@ -273,12 +269,12 @@ def _of_budget(outcome: Outcome, budget: Budget, code: int) -> Action:
             CODE_PREEMPTED, f"asked to stop during a restart: {budget.again} resumes instead"
         )
     cause = "hang" if outcome.cause is Cause.HANG else "failure"
-    return Restart(cause, is_paid=True, delay_seconds=_delay_seconds(budget))
+    return Restart(cause, is_paid=True, delay_seconds=_delay_seconds(outcome, budget))
 
 
-def _delay_seconds(budget: Budget) -> float:
+def _delay_seconds(outcome: Outcome, budget: Budget) -> float:
     """Return how long to wait: not at all while there is progress, then longer and longer."""
-    repeats = budget.no_progress_lives - 1
+    repeats = 0 if outcome.is_robbed else budget.no_progress_lives - 1
     if repeats <= 0:
         return 0.0
     wait_seconds = min(_BACKOFF_SECONDS_MAX, _BACKOFF_SECONDS * 2.0 ** (repeats - 1))
@@ -302,9 +298,11 @@ def _after_stop(outcome: Outcome, budget: Budget) -> Action:
 
 
 def _as_asked(outcome: Outcome, budget: Budget) -> Action:
-    """Cover workers that have saved, and those that SIGTERM killed because they do not save."""
+    """Cover workers that have saved, and those that were killed before they could."""
     if outcome.status == CODE_PREEMPTED:
         return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
+    if outcome.is_taken:
+        return _of_doomed(outcome, budget)
     if not outcome.is_unsaved:
         return Finish(
             CODE_PREEMPTED,
@@ -318,3 +316,15 @@ def _as_asked(outcome: Outcome, budget: Budget) -> Action:
         newest = outcome.newest or "the last checkpoint"
         why = f"{what}: the work since {newest} is lost; it is intact and {budget.again} resumes"
     return GiveUp(exit_code(outcome.status), why)
+
+
+def _of_doomed(outcome: Outcome, budget: Budget) -> Action:
+    """Cover a rank that was killed from outside before all had saved, as hosts go that are lost."""
+    what = "a rank was killed from outside (SIGKILL) while the run was being stopped"
+    if outcome.newest:
+        why = f"{what}: the work since {outcome.newest} is lost at most"
+        return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
+    known = (
+        "nothing was committed yet" if outcome.newest is None else "what is committed is not known"
+    )
+    return GiveUp(exit_code(outcome.status), f"{what}, and {known}")

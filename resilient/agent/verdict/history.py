@@ -19,7 +19,7 @@ class Limits:
         restarts_max: restarts after failures, in a window of time.
         window_seconds: the window; 0 is the whole job.
         preemptions_max: how often the run may be interrupted; None is any number.
-        no_progress_lives_max: lives in a row that failed without a new checkpoint.
+        no_progress_lives_max: lives in a row that failed without a new checkpoint; 0 is any.
         host_failures_max: failures of this host in a window, until it is left out; 0 is any.
     """
 
@@ -38,7 +38,8 @@ class History:
         failures: when lives failed, monotonic seconds.
         host_failures: the same of those whose first failure was on this host.
         preemptions: how often the run was interrupted, before this agent included.
-        no_progress_lives: lives in a row, the last included, that failed and committed nothing.
+        no_progress_lives: lives in a row, the last included, that failed and committed nothing;
+            one that was robbed counts neither for nor against.
     """
 
     failures: tuple[float, ...] = ()
@@ -53,11 +54,12 @@ class History:
             return replace(self, preemptions=self.preemptions + 1) if interrupted else self
         mine = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
         lives = self.no_progress_lives
+        is_silent = progressed is None or (outcome.is_robbed and not progressed)
         return replace(
             self,
             failures=(*self.failures, at_seconds),
             host_failures=(*self.host_failures, *mine),
-            no_progress_lives=lives if progressed is None else 0 if progressed else lives + 1,
+            no_progress_lives=lives if is_silent else 0 if progressed else lives + 1,
         )
 
     def budget(

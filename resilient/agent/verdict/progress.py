@@ -84,6 +84,12 @@ class ProgressLog:
             return ""
         return None if self.newest is None else str(self.newest)
 
+    @property
+    def name_of_last(self) -> str:
+        """The newest checkpoint that was ever heard of; empty if none was."""
+        newest = self.newest
+        return "" if newest is None or isinstance(newest, Progress) else str(newest)
+
     def describe(self) -> str:
         """Return what is safe, for a person."""
         if self.newest is Progress.UNTOLD:

@@ -36,7 +36,13 @@ _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
     ("failed", "exit code 78, or another that stays", Outcome(Kind.FAILED, 78), Budget()),
     ("failed", "killed, exception, any other code", Outcome(Kind.FAILED, _KILL), Budget()),
     ("failed", "again, without a new checkpoint", Outcome(Kind.FAILED, 1), _AGAIN),
-    ("failed", "too often without a new checkpoint", Outcome(Kind.FAILED, 1), _LOOP),
+    ("failed", "without one too often: --max-no-progress", Outcome(Kind.FAILED, 1), _LOOP),
+    (
+        "failed",
+        "a rank that trained was killed from outside",
+        Outcome(Kind.FAILED, _KILL, cause=Cause.SIGNAL, has_stepped=True),
+        _LOOP,
+    ),
     ("failed", "no restart left: --max-restarts", Outcome(Kind.FAILED, _KILL), _SPENT),
     ("failed", "while a stop was asked for", Outcome(Kind.FAILED, 1, _TERM), Budget()),
     ("failed", "a peer's failure was reported", Outcome(Kind.FAILED, 69, is_echo=True), Budget()),
@@ -77,6 +83,18 @@ _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
         Outcome(Kind.STOPPED, -_TERM, _TERM, is_unsaved=True),
         Budget(),
     ),
+    (
+        "stopped",
+        "a rank was killed meanwhile, a checkpoint is there",
+        Outcome(Kind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1"),
+        Budget(),
+    ),
+    (
+        "stopped",
+        "a rank was killed meanwhile, none is known",
+        Outcome(Kind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest=None),
+        Budget(),
+    ),
     ("stopped", "left at once: work was lost", Outcome(Kind.STOPPED, 143, _TERM), Budget()),
     ("stopped", "a worker failed while stopping", Outcome(Kind.STOPPED, 1, _TERM), Budget()),
     ("killed", "had to be killed: --grace was over", Outcome(Kind.KILLED, 0, _TERM), Budget()),
@@ -106,7 +124,7 @@ def reaction_table() -> tuple[Row, ...]:
 
 def _name(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
-        saved = "" if outcome.status == -_TERM else "save and "
+        saved = "" if outcome.status in (-_TERM, _KILL) else "save and "
         return f"{saved}leave with {action.code}" if action.code else "finish with 0"
     if isinstance(action, LeaveHost):
         return f"restart elsewhere: leave this host with {action.code}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.decide import (
     PERMANENT_CODES,
     Budget,
@@ -14,10 +15,8 @@ from resilient.agent.verdict.decide import (
     Outcome,
     Restart,
     decide,
-    exit_code,
-    name_command,
-    name_of,
 )
+from resilient.agent.verdict.naming import exit_code, name_command, name_of
 
 PLENTY = Budget(restarts_left=5)
 NONE_LEFT = Budget(restarts_left=0)
@@ -118,6 +117,38 @@ def test_a_worker_that_fails_while_stopping_passes_its_code_on(status, code):
     action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
+
+
+TAKEN = Outcome(Kind.STOPPED, -9, signal.SIGTERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1")
+
+
+def test_a_rank_that_was_taken_while_stopping_is_the_preemption_that_it_is():
+    action = decide(TAKEN, NONE_LEFT)
+    assert isinstance(action, Finish)
+    assert action.code == 75
+    assert "the work since checkpoint-20-g1 is lost at most" in action.reason
+    assert TAKEN.is_interruption
+    assert code_of(decide(TAKEN, Budget(preemptions_left=-1))) == 143
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        replace(TAKEN, newest=None),
+        replace(TAKEN, newest=""),
+        replace(TAKEN, cause=Cause.OOM_KILL),
+        replace(TAKEN, cause=None),
+    ],
+)
+def test_a_kill_that_leaves_nothing_known_or_was_for_memory_passes_its_signal_on(outcome):
+    assert decide(outcome, PLENTY).code == 137
+
+
+def test_only_a_rank_that_was_taken_makes_a_failure_part_of_a_stop():
+    taken = replace(TAKEN, kind=Kind.FAILED)
+    assert taken.in_a_stop() == TAKEN
+    for other in (replace(taken, cause=Cause.OOM_KILL), replace(taken, status=1)):
+        assert other.in_a_stop() == other
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,31 @@ def test_a_life_of_unknown_progress_counts_neither_way():
     assert history.after(FAILED, 3.0, progressed=True).no_progress_lives == 0
 
 
+def test_a_life_that_trained_and_was_ended_from_outside_is_no_life_of_a_crash_loop():
+    robbed = Outcome(Kind.FAILED, -9, cause=Cause.SIGNAL, has_stepped=True)
+    loop = lived(FAILED, FAILED, robbed, robbed, progressed=False)
+    assert loop.no_progress_lives == 2
+    assert lived(FAILED, robbed, progressed=True).no_progress_lives == 0
+    budget = Budget(no_progress_lives=3)
+    assert decide(robbed, budget) == Restart("failure", is_paid=True), "and it waits for nothing"
+    for other in (
+        replace(robbed, has_stepped=False),
+        replace(robbed, cause=Cause.OOM_KILL),
+        replace(robbed, cause=None),
+        replace(robbed, status=-11),
+    ):
+        assert decide(other, budget).code == 70
+        assert lived(other, progressed=False).no_progress_lives == 1
+    assert decide(robbed, replace(budget, restarts_left=0)).code == 137, "restarts bound it"
+
+
+def test_the_number_of_lives_without_progress_can_be_chosen():
+    history = lived(*[FAILED] * 4, progressed=False)
+    for most, is_over in ((4, True), (5, False), (0, False)):
+        limits = replace(LIMITS, restarts_max=9, no_progress_lives_max=most)
+        assert isinstance(decide(FAILED, history.budget(limits, 4.0)), GiveUp) == is_over
+
+
 def test_a_host_counts_its_own_failures_only():
     assert lived(FAILED, ECHO, FAILED).budget(LIMITS, 3.0).host_failures == 2
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from resilient.agent.judging import Judge
+from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.decide import Finish, GiveUp, Kind, Outcome, Restart
 from resilient.agent.verdict.history import Limits
 from resilient.agent.verdict.progress import Progress, ProgressLog
@@ -12,6 +13,7 @@ from resilient.clock import SystemClock
 from resilient.world.stopping import StopRequest
 
 SPEC = SimpleNamespace(max_restarts=9, rdzv_handler=SimpleNamespace(get_run_id=lambda: "run"))
+TAKEN = Outcome(Kind.STOPPED, -9, 15, cause=Cause.SIGNAL)
 SAVED = [
     Outcome(Kind.SUCCEEDED),
     Outcome(Kind.PREEMPTED, 75),
@@ -91,3 +93,50 @@ def test_a_stop_that_was_saved_names_the_command_that_resumes():
     action = Repository(None).judge("never").after(Outcome(Kind.STOPPED, 75, 15), 1)
     assert isinstance(action, Finish)
     assert action.reason == "stopped and saved: the same command without --resume never resumes"
+
+
+def test_where_the_answer_decides_the_code_it_gets_half_of_the_time():
+    repository = Repository("checkpoint-20-g1")
+    repository.judge().after(TAKEN, 1, StopRequest("SIGTERM", 3.0))
+    assert repository.asked == [1.5]
+
+
+def test_what_was_committed_once_is_enough_where_nobody_answers_in_time():
+    repository = Repository("checkpoint-20-g1")
+    judge = repository.judge()
+    repository.answer = Progress.UNKNOWN
+    assert judge.after(TAKEN, 1, StopRequest("SIGTERM", 3.0)).code == 75
+    repository = Repository(None)
+    judge = repository.judge()
+    repository.answer = Progress.UNKNOWN
+    assert judge.after(TAKEN, 1, StopRequest("SIGTERM", 3.0)).code == 137
+
+
+class LateNews:
+    """Stops of which somebody hears while it waits."""
+
+    def __init__(self, number):
+        self.asked_by = 0
+        self.waited = 0
+        self._number = number
+
+    def wait(self, _seconds):
+        self.waited += 1
+        self.asked_by = self._number
+        return not self.asked_by
+
+
+def test_a_kill_that_ends_the_run_is_held_against_what_is_heard_a_moment_later():
+    killed = Outcome(Kind.FAILED, -9, cause=Cause.SIGNAL)
+    judge = Repository("checkpoint-20-g1").judge()
+    judge.restarts_left = 0
+    assert judge.with_late_news(killed, LateNews(15)) == TAKEN
+    assert judge.with_late_news(killed, LateNews(0)) == killed
+    for other in (Outcome(Kind.FAILED, 1, cause=Cause.EXIT), Outcome(Kind.SUCCEEDED)):
+        news = LateNews(15)
+        assert judge.with_late_news(other, news) == other
+        assert not news.waited
+    judge.restarts_left = 1
+    news = LateNews(15)
+    assert judge.with_late_news(killed, news) == killed, "a restart waits for nothing"
+    assert not news.waited

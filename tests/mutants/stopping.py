@@ -1,0 +1,160 @@
+"""Defects of what becomes of a stop: killed ranks, the first moments, lives ended from outside."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DECIDE = "tests/unit/agent/test_decide.py"
+HISTORY = "tests/unit/agent/test_history.py"
+JUDGING = "tests/unit/agent/test_judging.py"
+STOPS = "tests/unit/agent/test_stops.py"
+EARLY = "tests/cli/test_early.py"
+KILLED = "tests/process/test_killed_while_stopping.py"
+CAUSES = "tests/process/test_causes_told.py"
+STARTING = "tests/process/test_stop_at_startup.py"
+TABLE = "resilient/agent/verdict/decide.py"
+WATCH = "resilient/agent/watch.py"
+BOOKS = "resilient/agent/judging.py"
+
+MUTANTS = [
+    Mutant(
+        "a rank that was killed for memory was taken from outside",
+        TABLE,
+        "self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL",
+        "self.status == -signal.SIGKILL",
+        DECIDE,
+    ),
+    Mutant(
+        "a taken rank is 75 although nothing is known to be committed",
+        TABLE,
+        '    if outcome.newest:\n        why = f"{what}: the work since',
+        '    if True:\n        why = f"{what}: the work since',
+        DECIDE,
+    ),
+    Mutant(
+        "a stop with a taken rank is no interruption",
+        TABLE,
+        "return self.is_taken or self.status in",
+        "return self.status in",
+        DECIDE,
+    ),
+    Mutant(
+        "what was seen beside a kill is not looked at while stopping",
+        WATCH,
+        "find_failures(self._group.exits, math.inf, self._health.evidence())",
+        "find_failures(self._group.exits, math.inf)",
+        CAUSES,
+    ),
+    Mutant(
+        "who waits for a dead rank makes the stop one that was too slow",
+        WATCH,
+        "return outcome if is_ended or outcome.is_taken else",
+        "return outcome if is_ended else",
+        KILLED,
+    ),
+    Mutant(
+        "who waits for a dead rank waits until the deadline",
+        WATCH,
+        "left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)",
+        "pass",
+        KILLED,
+    ),
+    Mutant(
+        "a rank that is killed beside one that leaves preempted is a failure",
+        WATCH,
+        "self._failed(math.inf).in_a_stop() if failed",
+        "self._failed(math.inf) if failed",
+        KILLED,
+    ),
+    Mutant(
+        "a run that a kill ends does not hear the notice that comes right after",
+        BOOKS,
+        "        stops.wait(_NEWS_SECONDS)\n",
+        "",
+        KILLED,
+    ),
+    Mutant(
+        "a restart waits for news",
+        BOOKS,
+        "not outcome.is_taken or self.restarts_left > 0:",
+        "not outcome.is_taken:",
+        JUDGING,
+    ),
+    Mutant(
+        "what was committed once is forgotten while nobody answers",
+        BOOKS,
+        'self._progress.name_of_last if outcome.is_taken and newest == "" else newest',
+        "newest",
+        JUDGING,
+    ),
+    Mutant(
+        "the answer that decides the code gets no more time than another",
+        BOOKS,
+        "_DECIDING_SHARE if outcome.is_taken else _STOPPING_SHARE",
+        "_STOPPING_SHARE",
+        JUDGING,
+    ),
+    Mutant(
+        "a life that was ended from outside counts against the script",
+        "resilient/agent/verdict/history.py",
+        " or (outcome.is_robbed and not progressed)",
+        "",
+        HISTORY,
+    ),
+    Mutant(
+        "a life that was ended from outside before any step is no crash loop",
+        TABLE,
+        "self.is_taken and self.has_stepped",
+        "self.is_taken",
+        HISTORY,
+    ),
+    Mutant(
+        "no number of lives without progress is allowed",
+        TABLE,
+        "0 < budget.no_progress_lives_max <= budget.no_progress_lives",
+        "budget.no_progress_lives_max <= budget.no_progress_lives",
+        HISTORY,
+    ),
+    Mutant(
+        "signals of the first moments are forgotten",
+        "resilient/agent/stops.py",
+        "            self._heard(early, None)\n",
+        "            pass\n",
+        STOPS,
+    ),
+    Mutant(
+        "nobody listens in the first moments",
+        "cli/resilient_cli/__main__.py",
+        "    early.listen(sys.argv[1:])\n",
+        "",
+        STARTING,
+    ),
+    Mutant(
+        "the program is imported before anybody listens",
+        "cli/resilient_cli/__main__.py",
+        "from resilient_cli import early\n",
+        "from resilient_cli import app, early  # noqa: F401\n",
+        STARTING,
+    ),
+    Mutant(
+        "a plan that is printed cannot be ended",
+        "cli/resilient_cli/commands/train.py",
+        "        early.stop_listening()\n",
+        "",
+        STARTING,
+    ),
+    Mutant(
+        "the value of a global option is taken for the command",
+        "cli/resilient_cli/early.py",
+        "not is_value and not word",
+        "not word",
+        EARLY,
+    ),
+    Mutant(
+        "what was heard is kept from who listened before",
+        "cli/resilient_cli/early.py",
+        "        signal.raise_signal(number)\n",
+        "        pass\n",
+        EARLY,
+    ),
+]
