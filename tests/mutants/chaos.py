@@ -11,7 +11,30 @@ FOLDER = "resilient/testing/chaos"
 CLOCK = "tests/unit/testing/test_chaos_clock.py"
 BREAKS = f"{PROMISES} -k each_promise"
 
+ENDED = "tests/process/test_chaos_ended.py"
+
 MUTANTS = [
+    Mutant(
+        "an order ends a rehearsal and nothing else",
+        "cli/resilient_cli/commands/chaos.py",
+        "with obeying_orders():",
+        "with __import__('contextlib').suppress(Ordered):",
+        ENDED,
+    ),
+    Mutant(
+        "a second order disturbs the way out",
+        f"{FOLDER}/orders.py",
+        "            signal.signal(one, lambda *_: None)\n",
+        "            signal.signal(one, signal.SIG_DFL)\n",
+        ENDED,
+    ),
+    Mutant(
+        "a disk stays mounted",
+        f"{FOLDER}/rehearsal.py",
+        "            unmount(disk)\n",
+        "            pass\n",
+        ENDED,
+    ),
     Mutant(
         "whoever waits until a time of day waits for the moved one",
         f"{FOLDER}/clock.c",

@@ -15,6 +15,7 @@ from resilient.errors import UsageError
 from resilient.showing import without_secrets
 from resilient.testing.chaos.faults import Kind, draw_strikes
 from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
+from resilient.testing.chaos.orders import Ordered, obeying_orders
 from resilient.testing.chaos.plan import read_plan, shipped
 from resilient.testing.chaos.promises import is_proven, judge
 from resilient.testing.chaos.rehearsal import Rehearsal, rehearse
@@ -24,6 +25,7 @@ from resilient_cli.render import show
 from resilient_cli.views.chaos import listing, planned, verdict
 
 BROKEN = 1
+_SIGNAL_BASE = 128
 _SEEDS = 10**6
 _EXAMPLE = "resilient chaos run kills -- train train.py --output-dir {folder}"
 
@@ -64,7 +66,8 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     """Run a training undisturbed and under the faults of PLAN, and compare the two.
 
     Exit code 0: every fault struck and every promise was kept. 1: a promise was broken, or a
-    fault found no run to strike. What cannot be done here is refused before anything starts.
+    fault found no run to strike. What cannot be done here is refused before anything starts. An
+    order to end (SIGTERM, Ctrl-C) ends the training as well, with 143 or 130.
 
     Example: resilient chaos run kills -- train train.py --output-dir {folder}
     """
@@ -79,7 +82,12 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
         show(planned(faults, draw_strikes(faults, seed), seed, again), output_of(ctx))
         return 0
     wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within)
-    evidence = rehearse(wish, SystemClock(), _tell)
+    try:
+        with obeying_orders():
+            evidence = rehearse(wish, SystemClock(), _tell)
+    except Ordered as order:
+        _tell(f"ended by {order}: nothing of it runs any more, and both folders stay; {again}")
+        return _SIGNAL_BASE + order.number
     promises = judge(evidence)
     is_kept = is_proven(evidence, promises)
     show(verdict(wish, evidence, promises, again), output_of(ctx))

@@ -54,8 +54,8 @@ class Rehearsal:
 def rehearse(wish: Rehearsal, clock: Clock, tell: Callable[[str], None]) -> Evidence:
     """Run the command undisturbed, then under the plan, and return what was seen.
 
-    If this process dies inside, the run that it has started goes on to its end by itself, both
-    folders stay, and so does a disk that was mounted.
+    Whatever is raised inside, nothing that it has started goes on and no disk stays mounted. If
+    this process is killed, the run goes on to its end by itself, and a disk stays.
 
     Args:
         wish: what is to be tried; the plan must be feasible.
@@ -145,16 +145,17 @@ def _place(wish: Rehearsal, calm: Job) -> Iterator[Path]:
     disk = wish.folder / STRUCK / _DISK
     disk.mkdir()
     used = sum(one.stat().st_size for one in calm.repository.rglob("*") if one.is_file())
-    problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
-    if problem:
-        raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
     try:
+        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
+        if problem:
+            raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
         yield disk / _REPOSITORY
     finally:
         # What was on it is for whoever looks into what happened.
         if (disk / _REPOSITORY).is_dir():
             shutil.copytree(disk / _REPOSITORY, repository, dirs_exist_ok=True)
-        unmount(disk)
+        if disk.is_mount():
+            unmount(disk)
         disk.rmdir()
 
 
