@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from resilient.clock import boot_name
 from resilient.lines import LineFile, say
 from resilient.showing import cleared, without_secrets
 
@@ -235,7 +236,8 @@ class Emitter:
     such as KeyboardInterrupt, passes.
 
     Args:
-        clock: gives the time of each event.
+        clock: gives the time of each event: of day, and the monotonic one, which nobody can set,
+            with the start of the machine that it counts from.
         sinks: called in order with the record (a JSON-able mapping) and the event.
         context: ``run``, ``generation``, ``rank``, ``step`` as far as they are known.
     """
@@ -249,6 +251,8 @@ class Emitter:
         """Send one event; ``context`` holds for this event only."""
         record = {
             "at": self.clock.now_iso(),
+            "monotonic": round(self.clock.monotonic_seconds(), 3),
+            "boot": boot_name(),
             **self.context,
             **context,
             "event": type(event).__name__,

@@ -10,6 +10,7 @@ from resilient.accounting.faults import Fault, Repair, find_faults, paint_lost, 
 from resilient.accounting.lives import launches_of, lives_of
 from resilient.accounting.records import ENDS
 from resilient.accounting.spans import doing_of
+from resilient.accounting.steadying import steady
 from resilient.accounting.timeline import Spent, Timeline, paint_launches, paint_life
 from resilient.format.names import parse_checkpoint
 
@@ -148,9 +149,10 @@ def account(told: Sequence[Record], until_ms: int = 0) -> Account:
 
     Args:
         told: all records of the run, in any order.
-        until_ms: the present, for a run that goes on; 0 ends with the last record.
+        until_ms: the present, for a run that goes on; 0 ends with the last record. See
+            :func:`resilient.accounting.steadying.present_ms`.
     """
-    by_time = sorted(told, key=lambda one: one.at_ms)
+    by_time = steady(told)
     records = align(by_time)
     last_ms = records[-1].at_ms if records else 0
     launches, lives = launches_of(records), lives_of(records)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from resilient.accounting.steadying import steady
 from resilient.errors import RepositoryNotFound
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Record:
 
 
 def read_records(folders: Sequence[Path]) -> list[Record]:
-    """Return the records of all event files in ``folders``, by time.
+    """Return the records of all event files in ``folders``, by time, whatever clocks did.
 
     Each folder is one of event files, or a run's that has them in ``events``. Lines that are no
     events are passed over: a process that is killed, or a disk that is full, leaves half a line.
@@ -91,7 +92,7 @@ def read_records(folders: Sequence[Path]) -> list[Record]:
         OSError: a file cannot be read.
     """
     found = [record for folder in folders for path in _files(folder) for record in _read(path)]
-    return sorted(found, key=lambda one: one.at_ms)
+    return steady(found)
 
 
 def parse_line(line: str, source: str = "") -> Record | None:

@@ -7,7 +7,51 @@ from tests.mutants.mutant import Mutant
 ACCOUNT = "tests/unit/accounting/test_account.py"
 PAGE = "tests/cli/test_report.py"
 
+STEADY = "tests/unit/accounting/test_steadying.py"
+
 MUTANTS = [
+    Mutant(
+        "a clock that jumps bends the account",
+        "resilient/accounting/account.py",
+        "by_time = steady(told)",
+        "by_time = sorted(told, key=lambda one: one.at_ms)",
+        STEADY,
+    ),
+    Mutant(
+        "a launcher is told by the time of day",
+        "resilient/accounting/records.py",
+        "return steady(found)",
+        "return sorted(found, key=lambda one: one.at_ms)",
+        STEADY,
+    ),
+    Mutant(
+        "the first record says which day it is",
+        "resilient/accounting/steadying.py",
+        "statistics.median_low(offsets)",
+        "max(offsets)",
+        STEADY,
+    ),
+    Mutant(
+        "the seconds of all machines are one another's",
+        "resilient/accounting/steadying.py",
+        'found[one.text("boot")].append',
+        'found["one"].append',
+        STEADY,
+    ),
+    Mutant(
+        "the present is what a clock says that was set",
+        "resilient/accounting/steadying.py",
+        "return now_ms if offset_ms is None else",
+        "return now_ms if True else",
+        STEADY,
+    ),
+    Mutant(
+        "an event does not say the monotonic time",
+        "resilient/events.py",
+        '            "monotonic": round(self.clock.monotonic_seconds(), 3),\n',
+        "",
+        "tests/unit/test_events.py",
+    ),
     Mutant(
         "a loss that no float can hold ends the account",
         "resilient/accounting/account.py",

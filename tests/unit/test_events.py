@@ -3,12 +3,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from resilient import lines
 from resilient.agent.facts import ResumeInsisted
-from resilient.clock import SystemClock
+from resilient.clock import SystemClock, boot_name
 from resilient.errors import ConfigError
 from resilient.events import Emitter, RotationFailed, console, json_lines
 
@@ -86,3 +87,15 @@ def test_no_secret_of_a_url_is_in_a_line_or_a_record(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "--resume az://account/run?*** holds" in said
     assert "c4n4ry" not in said + (tmp_path / "agent.jsonl").read_text(encoding="utf-8")
+
+
+def test_an_event_says_the_time_of_day_and_what_nobody_can_set():
+    told = []
+    emit = Emitter(SystemClock(), (lambda record, _event: told.append(record),))
+    before = SystemClock().monotonic_seconds()
+    emit(RotationFailed("checkpoint-1-g1", "no"))
+    (record,) = told
+    assert before - 0.001 <= record["monotonic"] <= SystemClock().monotonic_seconds() + 0.001
+    assert record["boot"] == boot_name()
+    assert Path("/proc/sys/kernel/random/boot_id").read_text().startswith(boot_name())
+    assert list(record)[:3] == ["at", "monotonic", "boot"]

@@ -12,6 +12,7 @@ import typer
 
 from resilient.accounting.account import account
 from resilient.accounting.records import read_records
+from resilient.accounting.steadying import present_ms
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient_cli.commands.listing import stored
@@ -101,6 +102,7 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
     while True:
         now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
         records = read_records(run)
+        now_ms = present_ms(records, clock, now_ms)
         found = account(records)
         if not _is_over(found):
             found = account(records, now_ms)

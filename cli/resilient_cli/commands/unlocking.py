@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from resilient.accounting.steadying import present_ms
 from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound, WriterAlive
 from resilient.vault.registry.retention import Retention
@@ -60,7 +61,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
             hint=f"resilient doctor --repo {store.url}",
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
-    seen = testify(writer, records_of(run, place or repo or ""), now_ms)
+    records = records_of(run, place or repo or "")
+    seen = testify(writer, records, present_ms(records, clock, now_ms))
     is_alive, acts = seen.state is State.ALIVE, yes and not dry_run
     if acts and is_alive and not force:
         raise WriterAlive(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resilient.accounting.account import account
+from resilient.accounting.steadying import present_ms
 from resilient.agent.metrics import names
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _OFTEN: Mapping[str, tuple[str, ...]] = {
     "CheckpointCommitted": ("stall_seconds",),
 }
 """What happens often, and what of it is summed."""
-_KEPT = ("agent", "run", "host", "generation", "rank", "step", "global_step")
+_KEPT = ("agent", "boot", "monotonic", "run", "host", "generation", "rank", "step", "global_step")
 _EVERY_SECONDS = 5.0
 _PAUSE_FACTOR = 50.0
 
@@ -65,13 +66,13 @@ class Spending:
         """Put the account on the board, if it is time for it.
 
         Args:
-            now_ms: the present, in unix time.
+            now_ms: the time of day.
             is_last: do it now.
         """
         began_seconds = self._clock.monotonic_seconds()
         if not self._records or (began_seconds < self._due_seconds and not is_last):
             return
-        found = account(self._records, now_ms)
+        found = account(self._records, present_ms(self._records, self._clock, now_ms))
         took_seconds = self._clock.monotonic_seconds() - began_seconds
         self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
         for spent, spent_ms in found.spent_ms.items():
