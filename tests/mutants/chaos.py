@@ -11,6 +11,7 @@ FOLDER = "resilient/testing/chaos"
 CLOCK = "tests/unit/testing/test_chaos_clock.py"
 BREAKS = f"{PROMISES} -k each_promise"
 
+ORDERS = "tests/unit/testing/test_chaos_orders.py"
 ENDED = "tests/process/test_chaos_ended.py"
 
 MUTANTS = [
@@ -19,21 +20,28 @@ MUTANTS = [
         "cli/resilient_cli/commands/chaos.py",
         "with obeying_orders():",
         "with __import__('contextlib').suppress(Ordered):",
-        ENDED,
+        f"{ENDED} -k along",
     ),
     Mutant(
         "a second order disturbs the way out",
         f"{FOLDER}/orders.py",
         "            signal.signal(one, lambda *_: None)\n",
         "            signal.signal(one, signal.SIG_DFL)\n",
-        ENDED,
+        ORDERS,
+    ),
+    Mutant(
+        "a process of which nobody knows yet goes on",
+        f"{FOLDER}/orders.py",
+        "            kill_all(pid)\n",
+        "            pass\n",
+        ORDERS,
     ),
     Mutant(
         "a disk stays mounted",
         f"{FOLDER}/rehearsal.py",
         "            unmount(disk)\n",
         "            pass\n",
-        ENDED,
+        f"{ENDED} -k mounted",
     ),
     Mutant(
         "whoever waits until a time of day waits for the moved one",

@@ -51,7 +51,11 @@ def test_it_listens_before_anything_takes_time():
         check=True,
     )
     bare = subprocess.run(
-        [sys.executable, "-c", "import sys, collections.abc, signal, typing; print(*sys.modules)"],
+        [
+            sys.executable,
+            "-c",
+            "import __future__, sys, collections.abc, signal, typing; print(*sys.modules)",
+        ],
         capture_output=True,
         text=True,
         check=True,
