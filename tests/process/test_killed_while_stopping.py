@@ -26,7 +26,7 @@ while True:
 WAITS = "pass"  # for a peer that will never come
 FAILS = "time.sleep(0.5); sys.exit(1)"  # as a collective does that loses a peer
 SAVES = "time.sleep(0.5); sys.exit(75)"
-GRACE_SECONDS = 6.0
+GRACE_SECONDS = 10.0
 TWO = ("--nproc-per-node", "2", "--repo", "repo", "--grace", str(GRACE_SECONDS), "--events", "e")
 
 
