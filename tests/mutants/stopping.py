@@ -134,7 +134,7 @@ MUTANTS = [
         "cli/resilient_cli/__main__.py",
         "    early.listen(sys.argv[1:])\n",
         "",
-        f"{STARTING} -k that_early",
+        f"{STARTING} -k program_itself",
     ),
     Mutant(
         "the program is imported before anybody listens",

@@ -62,3 +62,21 @@ def test_it_listens_before_anything_takes_time():
     )
     more = set(ended.stdout.split()) - set(bare.stdout.split())
     assert more == {"resilient_cli", "resilient_cli.__main__", "resilient_cli.early"}
+
+
+def test_it_listens_before_the_program_itself_is_imported():
+    watch = """
+import signal, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "resilient_cli.app":
+            print(signal.getsignal(signal.SIGTERM).__module__)
+sys.meta_path.insert(0, Watch())
+sys.argv[1:] = ["train", "nowhere.py"]
+from resilient_cli.__main__ import main
+sys.exit(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", watch], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (66, "resilient_cli.early\n"), ended.stderr
