@@ -77,6 +77,18 @@ def test_torchruns_underscores_are_understood_and_the_scripts_own_are_kept(call,
     assert plan["command"].endswith("--my_option a_b")
 
 
+@pytest.mark.parametrize(("options", "most"), [((), 3), (("--max-no-progress", "0"), 0)])
+def test_how_many_lives_without_progress_are_a_crash_loop_is_said(call, script, options, most):
+    ended = call("train", "--dry-run", "--json", *options, script)
+    plan = json.loads(ended.stdout)
+    assert plan["limits"]["no_progress_lives_max"] == most
+    assert {
+        "ended": "failed",
+        "how": "a rank that trained was killed from outside",
+        "follows": "restart in place, one restart less",
+    } in plan["reactions"]
+
+
 @pytest.mark.parametrize(
     ("option", "name"),
     [("--tee", "--tee"), ("--logs_specs", "--logs-specs"), ("--redirects", None)],
@@ -126,7 +138,7 @@ def test_a_program_that_is_no_python_is_run_as_it_is(call, script, tmp_path):
 def test_other_schedulers_call_requeue_by_another_number(
     code, options, status, call, script, monkeypatch
 ):
-    monkeypatch.setattr("resilient.build.supervise", lambda _options: code)
+    monkeypatch.setattr("resilient.build.supervise", lambda _options, _heard: code)
     assert call("train", *options, script).status == status
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from resilient.accounting.account import account
+from resilient.accounting.records import read_records
 from resilient.testing.chaos.clocks import why_not_moving
 
 PLAN = """
@@ -119,6 +121,10 @@ def test_a_training_whose_clock_jumps_keeps_its_promises(tmp_path):
     days = [datetime.fromisoformat(json.loads(line)["at"]) for line in told]
     # Else nothing was moved, and nothing was tested.
     assert max(days) - min(days) > timedelta(hours=23)
+    spent = account(read_records([tmp_path / "runs" / "struck" / "events"]))
+    assert sum(spent.spent_ms.values()) == spent.wall_ms
+    assert spent.wall_ms < 220_000, "no jump is in the account"
+    assert all(one.length_ms > 0 for one in spent.intervals)
 
 
 def test_a_script_with_a_random_stream_of_its_own_is_found_out(tmp_path):
