@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from resilient_cli import early
-
 
 def main() -> int:
     """Listen for signals before anything takes time, then run the program."""
-    early.listen(sys.argv[1:])
+    if "train" in sys.argv:
+        from resilient_cli import early
+
+        early.listen(sys.argv[1:])
     from resilient_cli import app
 
     return app.main()

@@ -132,16 +132,16 @@ MUTANTS = [
     Mutant(
         "nobody listens in the first moments",
         "cli/resilient_cli/__main__.py",
-        "    early.listen(sys.argv[1:])\n",
+        "        early.listen(sys.argv[1:])\n",
         "",
         f"{STARTING} -k program_itself",
     ),
     Mutant(
         "the program is imported before anybody listens",
         "cli/resilient_cli/__main__.py",
-        "from resilient_cli import early\n",
-        "from resilient_cli import app, early  # noqa: F401\n",
-        f"{STARTING} -k takes_time",
+        "        from resilient_cli import early\n",
+        "        from resilient_cli import app, early\n",
+        f"{STARTING} -k program_itself",
     ),
     Mutant(
         "a plan that is printed cannot be ended",

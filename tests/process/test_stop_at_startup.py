@@ -45,7 +45,11 @@ def test_a_plan_that_is_only_printed_can_be_ended(train):
 
 def test_it_listens_before_anything_takes_time():
     ended = subprocess.run(
-        [sys.executable, "-c", "import sys, resilient_cli.__main__; print(*sys.modules)"],
+        [
+            sys.executable,
+            "-c",
+            "import sys, resilient_cli.__main__, resilient_cli.early; print(*sys.modules)",
+        ],
         capture_output=True,
         text=True,
         check=True,
