@@ -26,7 +26,7 @@ MUTANTS = [
         "a second order disturbs the way out",
         f"{FOLDER}/orders.py",
         "            signal.signal(one, lambda *_: None)\n",
-        "            signal.signal(one, signal.SIG_DFL)\n",
+        "            signal.signal(one, obey)\n",
         ORDERS,
     ),
     Mutant(
