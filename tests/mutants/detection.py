@@ -102,14 +102,14 @@ MUTANTS = [
     Mutant(
         "a rank that never begins is waited for for ever",
         "resilient/agent/health/ranks.py",
-        "            or find_stuck_start(seen, rule, self._began_seconds, now_seconds)\n",
+        "            or find_stuck_start(seen, rule, began_seconds, now_seconds)\n",
         "",
         f"{OUTSIDE} -k never_begins",
     ),
     Mutant(
         "a rank that does not end is waited for for ever",
         "resilient/agent/health/ranks.py",
-        "            or find_stuck_end(seen, rule, self._ended_seconds, now_seconds)\n",
+        "            or find_stuck_end(seen, rule, ended_seconds, now_seconds)\n",
         "",
         f"{OUTSIDE} -k does_not_end",
     ),

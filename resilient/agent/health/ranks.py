@@ -16,6 +16,7 @@ from resilient.agent.health.edges import (
 from resilient.agent.health.gpus import GpuWatch
 from resilient.agent.health.heartbeat import Hang, Learned, Vital, find_hang
 from resilient.agent.health.oom import OomWatch
+from resilient.agent.health.sight import Corrected, Sight
 from resilient.agent.health.stacks import RankStacks, collect_stacks, state_of
 from resilient.agent.health.stragglers import find_stragglers
 from resilient.agent.verdict.causes import Evidence
@@ -52,6 +53,24 @@ class ProgressSeen(Event):
     median_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class AgentWasAway(Event):
+    """The agent itself did not run for a while; that time counts against no rank.
+
+    Attributes:
+        seconds: how long.
+    """
+
+    seconds: float
+
+    def line(self) -> str:
+        """Say for how long, and what most likely did it."""
+        return (
+            f"this agent did not run for {self.seconds:.1f} s (the job was suspended, or the host "
+            "frozen or very busy): that time counts against no rank"
+        )
+
+
 class Health:
     """Looks whether the ranks of this host get on; remembers what a run's lives have shown.
 
@@ -81,6 +100,8 @@ class Health:
         self._hangs = 0
         self._steps_at_hang = -1
         self._looked_at_seconds = 0.0
+        self._sight = Sight()
+        self._corrected = Corrected(self._sight)
         self._told_at_seconds = -math.inf
         self._told_step = -1
 
@@ -95,6 +116,8 @@ class Health:
             stacks_path(self._notes, local).unlink(missing_ok=True)
         self._ranks = dict(ranks)
         self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
+        self._sight.begin(self._began_seconds)
+        self._corrected.begin()
         self._stopped.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
@@ -119,9 +142,12 @@ class Health:
         if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
             return None
         self._looked_at_seconds = now_seconds
+        away_seconds = self._sight.open(now_seconds)
+        if away_seconds:
+            self._emit(AgentWasAway(away_seconds))
         self._oom.learn(pids.values())
         self._look_at_gpus()
-        found = (self._vital(local, pid, now_seconds) for local, pid in pids.items())
+        found = (self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items())
         vitals = [one for one in found if one is not None and one.rank in running]
         self._tell_stragglers(vitals)
         self._tell_progress(vitals, now_seconds)
@@ -133,6 +159,7 @@ class Health:
             self._hangs = 0
         seen = self._seen(pids, vitals, running)
         self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
+        self._sight.close(self._clock.monotonic_seconds())
         hang = self._find(vitals, seen, now_seconds)
         if hang is not None:
             self._hangs, self._steps_at_hang = self._hangs + 1, max(steps, self._steps_at_hang)
@@ -144,21 +171,24 @@ class Health:
         """Note when the first rank had ended; other hosts are asked only where none trains."""
         if self._ended_seconds is not None:
             return
-        is_idle = are_quiet(seen, self._rule, self._began_seconds, now_seconds)
+        began_seconds = self._sight.shifted(self._began_seconds)
+        is_idle = are_quiet(seen, self._rule, began_seconds, now_seconds)
         if len(seen) < len(self._ranks) or (is_idle and is_over_elsewhere()):
             self._ended_seconds = now_seconds
 
     def _find(
         self, vitals: Collection[Vital], seen: Collection[Seen], now_seconds: float
     ) -> Hang | None:
-        rule = self._rule.doubled(self._hangs)
+        rule, shifted = self._rule.doubled(self._hangs), self._sight.shifted
+        began_seconds, ended_seconds = shifted(self._began_seconds), self._ended_seconds
+        ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
         if find_starting(seen):
             # Who is in training only waits for those; who is stopped does not.
             vitals = [one for one in vitals if one.stopped_since_seconds is not None]
         return (
             find_hang([*vitals], self._learned, rule, now_seconds)
-            or find_stuck_start(seen, rule, self._began_seconds, now_seconds)
-            or find_stuck_end(seen, rule, self._ended_seconds, now_seconds)
+            or find_stuck_start(seen, rule, began_seconds, now_seconds)
+            or find_stuck_end(seen, rule, ended_seconds, now_seconds)
         )
 
     def evidence(self) -> Evidence:
@@ -213,12 +243,14 @@ class Health:
             for rank in running
         ]
 
-    def _vital(self, local: int, pid: int, now_seconds: float) -> Vital | None:
-        signs = read_signs(pulse_path(self._notes, local))
-        if signs is None:
+    def _vital(self, local: int, pid: int, now_seconds: float, away_seconds: float) -> Vital | None:
+        shown = read_signs(pulse_path(self._notes, local))
+        if shown is None:
             return None
+        signs = self._corrected.signs(self._ranks[local], shown, away_seconds)
         state = state_of(pid)
         if state != "T":
             self._stopped.pop(local, None)
-        stopped = self._stopped.setdefault(local, now_seconds) if state == "T" else None
-        return Vital(self._ranks[local], signs, state, stopped)
+            return Vital(self._ranks[local], signs, state)
+        stopped_seconds = self._stopped.setdefault(local, now_seconds)
+        return Vital(self._ranks[local], signs, state, self._sight.shifted(stopped_seconds))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from resilient.agent.health.sight import Sight
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -40,6 +42,7 @@ class MembershipWatch:
         self._handler = handler
         self._interval_seconds = interval_seconds
         self._clock = clock
+        self._sight = Sight()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="membership", daemon=True)
 
@@ -54,7 +57,9 @@ class MembershipWatch:
             self._thread.join()
 
     def look(self) -> None:
-        """Ask now."""
+        """Ask now; after a suspension nobody was missed for long."""
+        if self._sight.open(self._clock.monotonic_seconds()):
+            self._roster.forgive()
         try:
             waiting = self._handler.num_nodes_waiting()
             self.is_joined = waiting > 0
@@ -63,6 +68,8 @@ class MembershipWatch:
         except (RendezvousError, dist.DistError):
             if self.lost_at_seconds is None:
                 self.lost_at_seconds = self._clock.monotonic_seconds()
+        finally:
+            self._sight.close(self._clock.monotonic_seconds())
 
     def look_afresh(self) -> None:
         """Ask now, and take no answer for one that torch has kept since an earlier question."""
@@ -70,10 +77,15 @@ class MembershipWatch:
         self.look()
 
     def lost_for_seconds(self) -> float:
-        """Return how long ago the rendezvous stopped to answer, 0 when it answers."""
+        """Return how long ago the rendezvous stopped to answer, 0 when it answers.
+
+        To be asked again and again: a longer time in between was none in which it could answer.
+        """
         if self.lost_at_seconds is None:
             return 0.0
-        return self._clock.monotonic_seconds() - self.lost_at_seconds
+        now_seconds = self._clock.monotonic_seconds()
+        self._sight.open(now_seconds)
+        return now_seconds - self._sight.shifted(self.lost_at_seconds)
 
     def _watch(self) -> None:
         while not self.is_changed and self.lost_at_seconds is None:

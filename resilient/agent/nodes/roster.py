@@ -95,6 +95,10 @@ class Roster:
             if now_seconds - seconds > _NOWHERE_SECONDS and not self._said_goodbye(node)
         ]
 
+    def forgive(self) -> None:
+        """Let nodes that were missed be missed anew: nobody looked for them for a while."""
+        self._missing_since_seconds = {}
+
     def missing(self) -> list[str]:
         """Return the addresses of nodes that are not there now, after another rendezvous."""
         return [str(node.addr) for node in self._missing()]

@@ -102,3 +102,26 @@ def test_a_last_call_lasts_as_long_on_every_host(shared):
     clock.seconds += 31.0
     node.sync()
     assert node.state.deadline < datetime.now(UTC)
+
+
+def test_a_node_that_was_suspended_holds_its_own_absence_against_nobody(shared):
+    clock = Forward()
+    settings = RendezvousSettings(
+        "run", 1, 2, RendezvousTimeout(), timedelta(seconds=2), keep_alive_max_attempt=3
+    )
+    backend = SeenBackend(shared, 30.0, clock, away_seconds=3.0)
+    node = _BackendRendezvousStateHolder(backend, settings, 0)
+    shared.state.last_heartbeats[OTHER] = datetime.now(UTC)
+    node.sync()
+    clock.seconds += 2.0
+    node.sync()
+    # All nodes stood still, and this one goes on first.
+    clock.seconds += 600.0
+    node.sync()
+    assert OTHER in node.state.last_heartbeats
+    clock.seconds += 2.0
+    node.sync()
+    assert OTHER in node.state.last_heartbeats
+    clock.seconds += 2.5
+    node.sync()
+    assert OTHER not in node.state.last_heartbeats, "silent for more than six seconds"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from clocks import OwnClock
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -82,8 +83,9 @@ def dies(handler):
     del state.participants[other], state.last_heartbeats[other]
 
 
-def watch_of(handler):
-    return MembershipWatch(handler, 1.0, SystemClock(), Roster(handler, handler._store, print))
+def watch_of(handler, clock=None):
+    roster = Roster(handler, handler._store, print)
+    return MembershipWatch(handler, 1.0, clock or SystemClock(), roster)
 
 
 def test_a_round_that_everybody_holds_is_no_change(handlers):
@@ -132,6 +134,42 @@ def test_a_node_that_is_silent_is_lost_after_a_while(handlers):
     assert roster.lost(10.0) == []
     assert roster.lost(13.0) == ["127.0.0.1"]
     assert roster.missing() == ["127.0.0.1"]
+
+
+def test_nobody_is_missed_for_long_by_a_node_that_was_suspended(handlers):
+    first, _ = handlers
+    clock = OwnClock()
+    watch = watch_of(first, clock)
+    first._state_holder._cache_duration = 60
+    first.num_nodes_waiting()
+    dies(first)
+    watch.look()
+    clock.seconds += 600
+    watch.look()
+    assert watch.lost == []
+    for _ in range(3):
+        clock.seconds += 1
+        watch.look()
+    assert watch.lost == ["127.0.0.1"]
+
+
+def test_a_rendezvous_is_lost_for_as_long_as_this_node_could_ask(handlers):
+    first, _ = handlers
+    clock = OwnClock()
+    watch = watch_of(first, clock)
+    first.num_nodes_waiting = unreachable
+    watch.look()
+    assert watch.lost_for_seconds() == 0
+    clock.seconds += 1
+    assert watch.lost_for_seconds() == 1
+    clock.seconds += 600
+    assert watch.lost_for_seconds() == 1
+    clock.seconds += 1
+    assert watch.lost_for_seconds() == 2
+
+
+def unreachable():
+    raise DistNetworkError("the host of the store is gone")
 
 
 def test_a_node_that_comes_back_to_wait_is_not_lost(handlers):
