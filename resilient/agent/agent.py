@@ -38,6 +38,7 @@ from resilient.agent.facts import (
 from resilient.agent.health.ranks import Health
 from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
+from resilient.agent.nodes.elsewhere import Elsewhere
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.meeting import NO_COMEBACK
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
@@ -199,16 +200,18 @@ class ResilientAgent(SimpleElasticAgent):
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
         stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
+        elsewhere = Elsewhere(group.store, group.group_rank, nodes, attempt, clock, self._emit)
         tend = partial(_tend, self._nursery, self._beats, self._folder)
-        around = Surroundings(
-            stops, members, barrier, self._health, patience, clock, self._emit, tend, notes, attempt
-        )
+        seen = (stops, members, barrier, self._health, elsewhere)
+        around = Surroundings(*seen, patience, clock, self._emit, tend, notes, attempt)
         watch = LifeWatch(self._workers, around)
         members.start()
+        elsewhere.start()
         try:
             return watch.observe(), watch.failures
         finally:
             self._stop_seconds = watch.stop_seconds
+            elsewhere.stop()
             members.stop()
             self._roster.tell(members.lost)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilient.agent.health.ranks import Health
+    from resilient.agent.nodes.elsewhere import Elsewhere
     from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
     from resilient.agent.options import Patience
     from resilient.agent.stops import Stops
@@ -43,6 +44,7 @@ class Surroundings:
     members: MembershipWatch
     barrier: ExitBarrier
     health: Health
+    elsewhere: Elsewhere
     patience: Patience
     clock: Clock
     emit: Emitter
@@ -67,6 +69,7 @@ class LifeWatch:
         self._members = around.members
         self._barrier = around.barrier
         self._health = around.health
+        self._elsewhere = around.elsewhere
         self._patience = around.patience
         self._clock = around.clock
         self._emit = around.emit
@@ -102,7 +105,9 @@ class LifeWatch:
         running = set(self._group.running_ranks)
         pids = self._group.pids
         hang = self._health.look(pids, running, self._barrier.is_begun)
-        if hang is None:
+        self._elsewhere.tell(self._health.standing)
+        # Its agent kills it, and then comes to meet this one again.
+        if hang is None or self._elsewhere.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
         return outcome
@@ -138,12 +143,14 @@ class LifeWatch:
         seen = self._health.evidence()
         self.failures = find_failures(self._group.exits, before_seconds, seen)
         first = self.failures[0]
+        # Whoever waited for a rank that hangs elsewhere ends once that one is killed.
+        is_theirs = self._elsewhere.is_to_blame
         outcome = Outcome(
             Kind.FAILED,
             status=first.status,
             stop_signal=self._stops.asked_by,
-            is_echo=first.error.is_echo,
-            cause=first.cause,
+            is_echo=first.error.is_echo or is_theirs,
+            cause=Cause.PEER if is_theirs else first.cause,
             is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
             has_stepped=self._health.last_step() >= 0,
         )

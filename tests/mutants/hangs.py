@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SIGHT = "tests/unit/agent/test_sight.py"
+STANDING = "tests/unit/agent/test_standing.py"
+ELSEWHERE = "tests/unit/agent/test_elsewhere.py"
 MEMBERS = "tests/unit/agent/test_membership.py"
 
 MUTANTS = [
@@ -56,5 +58,61 @@ MUTANTS = [
         "self._sight.shifted(at_seconds) + lasts_seconds",
         "at_seconds + lasts_seconds",
         "tests/unit/agent/test_heartbeats_seen.py -k suspended",
+    ),
+    Mutant(
+        "a host is to blame for how far a stopped one had come",
+        "resilient/agent/health/standing.py",
+        '            self.state != "T",\n',
+        "",
+        STANDING,
+    ),
+    Mutant(
+        "a host that is ahead is to blame",
+        "resilient/agent/health/standing.py",
+        "            self.step,\n            self.is_overdue,",
+        "            self.is_overdue,",
+        STANDING,
+    ),
+    Mutant(
+        "a host that still has time is not waited for",
+        "resilient/agent/health/standing.py",
+        "            self.is_overdue,\n            state_place",
+        "            state_place",
+        STANDING,
+    ),
+    Mutant(
+        "each host judges its own ranks alone",
+        "resilient/agent/nodes/elsewhere.py",
+        "        return self._is_waited_for(culprit, own, now_seconds)\n",
+        "        return False\n",
+        f"{ELSEWHERE} -k leaves_it",
+    ),
+    Mutant(
+        "answers are waited for for ever",
+        "resilient/agent/nodes/elsewhere.py",
+        "        if is_missing and waited_seconds < _ANSWER_SECONDS:\n",
+        "        if is_missing:\n",
+        f"{ELSEWHERE} -k lost",
+    ),
+    Mutant(
+        "what a host wrote long ago is an answer",
+        "resilient/agent/nodes/elsewhere.py",
+        "                if number != known:\n",
+        "                if True:\n",
+        f"{ELSEWHERE} -k silence",
+    ),
+    Mutant(
+        "an agent that does nothing is waited for for ever",
+        "resilient/agent/nodes/elsewhere.py",
+        "            return now_seconds - self._accused_at_seconds < _ACT_SECONDS\n",
+        "            return True\n",
+        f"{ELSEWHERE} -k nothing",
+    ),
+    Mutant(
+        "a host whose ranks wait for another one is charged",
+        "resilient/agent/watch.py",
+        "if hang is None or self._elsewhere.has_culprit(hang):",
+        "if hang is None:",
+        "tests/process/test_hang_of_two_hosts.py",
     ),
 ]

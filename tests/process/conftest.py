@@ -3,11 +3,12 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from contextlib import ExitStack
 
 import pytest
-from agent_harness import Agent
+from agent_harness import Agent, wait_until
 from host_jobs import HostAgent
 from keepers import Keeper
 
@@ -39,6 +40,32 @@ def train(tmp_path):
     yield start
     for agent in started:
         agent.kill()
+
+
+@pytest.fixture
+def node(train):
+    """Start an agent that meets the others of this test."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    started = []
+
+    def is_served():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def start(script, nnodes, *options):
+        if started and started[0].process.poll() is None:
+            # Whoever comes first serves the rendezvous.
+            wait_until(is_served, "the first node to listen", started[0])
+        agent = train(
+            script,
+            *("--nnodes", nnodes, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
+            *("--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1", *options),
+        )
+        started.append(agent)
+        return agent
+
+    return start
 
 
 @pytest.fixture

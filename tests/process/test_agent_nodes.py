@@ -23,32 +23,6 @@ while not os.path.exists("../0/done"):
 )
 
 
-@pytest.fixture
-def node(train):
-    """Start an agent that meets the others of this test."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    started = []
-
-    def is_served():
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    def start(script, nnodes, *options):
-        if started and started[0].process.poll() is None:
-            # Whoever comes first serves the rendezvous.
-            wait_until(is_served, "the first node to listen", started[0])
-        agent = train(
-            script,
-            *("--nnodes", nnodes, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
-            *("--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1", *options),
-        )
-        started.append(agent)
-        return agent
-
-    return start
-
-
 def lives(agent):
     """Return world size, attempt and number of each life that a worker of this node saw."""
     return [tuple(line.split()) for line in agent.said("life")]

@@ -95,6 +95,7 @@ def end_hung(
     Nobody is asked to save first: who is stuck cannot, and what was staged before is the
     keeper's, who makes it durable.
     """
+    health.count_hang()
     stacks = health.stacks(group.pids)
     emit(_found(hang, stacks))
     group.kill()

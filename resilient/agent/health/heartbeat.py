@@ -210,7 +210,7 @@ def find_hang(
     stopped = [one for one in vitals if one.stopped_since_seconds is not None]
     fewest = min((one.signs.step for one in training), default=0)
     behind = [one for one in training if one.signs.step == fewest]
-    late = {one.rank: _overdue(one, learned, rule, now_seconds) for one in [*behind, *stopped]}
+    late = {one.rank: find_overdue(one, learned, rule, now_seconds) for one in [*behind, *stopped]}
     found = [one for one in late.values() if one is not None]
     # Who is stopped holds all others up, however far it had come.
     is_stopped = any(late[one.rank] is not None for one in stopped)
@@ -219,7 +219,10 @@ def find_hang(
     return Hang(tuple(sorted(found, key=suspicion)), learned.median_seconds)
 
 
-def _overdue(vital: Vital, learned: Learned, rule: HangRule, now_seconds: float) -> Overdue | None:
+def find_overdue(
+    vital: Vital, learned: Learned, rule: HangRule, now_seconds: float
+) -> Overdue | None:
+    """Return how a rank is overdue, None while it has time."""
     signs = vital.signs
     since_seconds, deadline_seconds = (
         signs.since_seconds,
@@ -249,5 +252,9 @@ def suspicion(one: Overdue) -> tuple[int, float, int]:
 
     Who sleeps waits for somebody, most often.
     """
-    rank_of_state = _STATES.index(one.state) if one.state in _STATES else len(_STATES)
-    return rank_of_state, -one.waited_seconds, one.rank
+    return state_place(one.state), -one.waited_seconds, one.rank
+
+
+def state_place(state: str) -> int:
+    """Return the place of a process's state in that order."""
+    return _STATES.index(state) if state in _STATES else len(_STATES)

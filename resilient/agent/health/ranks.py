@@ -18,6 +18,7 @@ from resilient.agent.health.heartbeat import Hang, Learned, Vital, find_hang
 from resilient.agent.health.oom import OomWatch
 from resilient.agent.health.sight import Corrected, Sight
 from resilient.agent.health.stacks import RankStacks, collect_stacks, state_of
+from resilient.agent.health.standing import Standing, standing_of
 from resilient.agent.health.stragglers import find_stragglers
 from resilient.agent.verdict.causes import Evidence
 from resilient.events import Event, Level
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from resilient.agent.health.heartbeat import HangRule
     from resilient.clock import Clock
     from resilient.events import Emitter
+    from resilient.world.pulse import Signs
 
 _LOOK_SECONDS = 0.25
 _TELL_SECONDS = 10.0
@@ -79,6 +81,9 @@ class Health:
         rule: how long is too long.
         clock: whose monotonic time the ranks show too.
         emit: where stragglers and faults of devices are told.
+
+    Attributes:
+        standing: of the rank here that holds the others up most, when it was looked last.
     """
 
     def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
@@ -97,8 +102,9 @@ class Health:
         self._began_seconds = 0.0
         self._ended_seconds: float | None = None
         self._stopped: dict[int, float] = {}
+        self.standing: Standing | None = None
         self._hangs = 0
-        self._steps_at_hang = -1
+        self._steps = self._steps_at_hang = -1
         self._looked_at_seconds = 0.0
         self._sight = Sight()
         self._corrected = Corrected(self._sight)
@@ -118,6 +124,7 @@ class Health:
         self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
         self._sight.begin(self._began_seconds)
         self._corrected.begin()
+        self.standing = None
         self._stopped.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
@@ -154,16 +161,18 @@ class Health:
         if not self._rule.is_on:
             return None
         self._learned = self._known.after([one.signs for one in vitals])
-        steps = max((one.signs.step for one in vitals), default=-1)
-        if steps > self._steps_at_hang:
+        self._steps = max((one.signs.step for one in vitals), default=-1)
+        if self._steps > self._steps_at_hang:
             self._hangs = 0
         seen = self._seen(pids, vitals, running)
         self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
         self._sight.close(self._clock.monotonic_seconds())
-        hang = self._find(vitals, seen, now_seconds)
-        if hang is not None:
-            self._hangs, self._steps_at_hang = self._hangs + 1, max(steps, self._steps_at_hang)
-        return hang
+        return self._find(vitals, seen, now_seconds)
+
+    def count_hang(self) -> None:
+        """Double all deadlines until there is progress: one of them may have been too short."""
+        self._hangs += 1
+        self._steps_at_hang = max(self._steps, self._steps_at_hang)
 
     def _look_for_an_end(
         self, seen: Collection[Seen], is_over_elsewhere: Callable[[], bool], now_seconds: float
@@ -182,6 +191,7 @@ class Health:
         rule, shifted = self._rule.doubled(self._hangs), self._sight.shifted
         began_seconds, ended_seconds = shifted(self._began_seconds), self._ended_seconds
         ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
+        self.standing = standing_of(vitals, self._learned, rule, now_seconds)
         if find_starting(seen):
             # Who is in training only waits for those; who is stopped does not.
             vitals = [one for one in vitals if one.stopped_since_seconds is not None]
@@ -248,7 +258,10 @@ class Health:
         if shown is None:
             return None
         signs = self._corrected.signs(self._ranks[local], shown, away_seconds)
-        state = state_of(pid)
+        return self._at(local, state_of(pid), signs, now_seconds)
+
+    def _at(self, local: int, state: str, signs: Signs, now_seconds: float) -> Vital:
+        """Return a rank as it is now, and since when it is stopped."""
         if state != "T":
             self._stopped.pop(local, None)
             return Vital(self._ranks[local], signs, state)
