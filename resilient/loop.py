@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,13 +29,16 @@ from resilient.state.numbers import plain_metrics
 from resilient.state.things import Things, gather_things
 from resilient.vault.facts import PartsStartedFresh
 from resilient.vault.keeper.guest import KeeperAddress
+from resilient.world.beat import LoopBeat
 from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
+from resilient.world.pulse import own_pulse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
+    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from resilient import checkpointer
@@ -68,6 +72,8 @@ class Checkpointer:
             ``Part(value)`` is saved under any name.
 
     Attributes:
+        beat: shows the agent that the loop gets on, by the steps of the first optimizer given;
+            None before ``resume`` and without one.
         resumed: the checkpoint that ``resume`` loaded.
 
     Raises:
@@ -89,7 +95,8 @@ class Checkpointer:
         self._gang: Gang | None = None
         self._topic = ""
         self._things = Things({})
-        self._waiting: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle] = []
+        self.beat: LoopBeat | None = None
         self._spine: checkpointer.Checkpointer | None = None
         self.resumed: CheckpointId | None = None
 
@@ -151,6 +158,9 @@ class Checkpointer:
         """
         if self._spine is not None:
             raise ConfigError("resume() was called already, and a life begins once")
+        optimizer = self._optimizers()[:1]
+        # Before the others are met: who waits there for this rank has been heard of.
+        self.beat = LoopBeat(own_pulse()) if optimizer else None
         gang = join()
         self._gang, self._topic = gang, gang.next_topic()
         self._things = gather_things(self._given, gang.world.size, rng=self._rng)
@@ -163,6 +173,9 @@ class Checkpointer:
         found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
         if self._overlap:
             self._let_optimizers_wait(self._spine)
+        if self.beat is not None:
+            self.beat.start(found.step if found else 0)
+            self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
         if found is None:
             return None
         self.resumed = found.checkpoint
@@ -203,8 +216,9 @@ class Checkpointer:
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
         about = About(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
-        things.align()
-        return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
+        with self.beat.saving() if self.beat is not None else nullcontext():
+            things.align()
+            return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId, name: str) -> None:
         """Load one thing from a committed checkpoint, for example the best model.
@@ -251,11 +265,13 @@ class Checkpointer:
 
     def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
         """Have optimizers wait before each step for what the last save is still copying."""
+        for one in self._optimizers():
+            self._hooks.append(one.register_step_pre_hook(lambda *_: spine.before_update()))
+
+    def _optimizers(self) -> list[Optimizer]:
         from torch.optim import Optimizer
 
-        for thing in self._given.values():
-            if isinstance(thing, Optimizer):
-                self._waiting.append(thing.register_step_pre_hook(lambda *_: spine.before_update()))
+        return [one for one in self._given.values() if isinstance(one, Optimizer)]
 
     def _begun(self, what: str) -> checkpointer.Checkpointer:
         if self._spine is None:
@@ -267,8 +283,10 @@ class Checkpointer:
 
     def _let_go(self) -> None:
         spine, self._spine = self._spine, None
-        while self._waiting:
-            self._waiting.pop().remove()
+        while self._hooks:
+            self._hooks.pop().remove()
+        if self.beat is not None:
+            self.beat.stop()
         forget(self._end)
         if spine is not None:
             spine.close()

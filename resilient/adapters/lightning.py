@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from resilient.world.beat import LoopBeat
+
 _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
@@ -101,8 +103,20 @@ class ResilientCheckpoint(Checkpoint):
         if trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting:
             self._dawn = RandomState().state_dict()
 
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Show that a step begins, or goes on with another batch."""
+        if self._beat is not None:
+            self._beat.begin_step()
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Show that an evaluation gets on."""
+        if self._beat is not None:
+            self._beat.between()
+
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Save every n optimizer steps."""
+        if self._beat is not None:
+            self._beat.between()
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         if self._every and not is_last and trainer.global_step % self._every == 0:
             self._save(trainer)
@@ -123,6 +137,10 @@ class ResilientCheckpoint(Checkpoint):
         metrics = {name: float(one) for name, one in trainer.callback_metrics.items()}
         self._checkpointer.save(step, metrics=metrics)
         self._saved_step = step
+
+    @property
+    def _beat(self) -> LoopBeat | None:
+        return self._checkpointer.beat if self._checkpointer is not None else None
 
     @staticmethod
     def _is_epoch_over(trainer: Any) -> bool:

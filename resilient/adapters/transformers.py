@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from transformers import Trainer
 
+    from resilient.world.beat import LoopBeat
+
 _STOOD_IN_FOR = (
     "_init_training_state",
     "_prepare_for_training",
@@ -153,10 +155,29 @@ class ResilientCallback(TrainerCallback):
             trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that a step begins, with its batches loaded."""
+        if self._beat is not None:
+            self._beat.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that it is over, also where the optimizer left it out."""
+        if self._beat is not None:
+            self._beat.between()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Show that an evaluation gets on."""
+        if self._beat is not None:
+            self._beat.between()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Wait until everything is durable."""
         if self._checkpointer is not None:
             self._checkpointer.close()
+
+    @property
+    def _beat(self) -> LoopBeat | None:
+        return self._checkpointer.beat if self._checkpointer is not None else None
 
     def _things(self) -> dict[str, Any]:
         trainer = self._trainer

@@ -112,8 +112,7 @@ class ResilientAgent(SimpleElasticAgent):
         self._health = Health(self._folder, patience.hang, clock, emit)
         self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
         self._outputs = Outputs(wishes.log_dir, self._folder, clock)
-        self._cause = "start"
-        self._number = 0
+        self._cause, self._number = "start", 0
         self._beats: tuple[Beat, ...] = ()
         self._stop_seconds = self._met_seconds = 0.0
         self._life: Life | None = None

@@ -95,11 +95,15 @@ class Pulse:
         path: the file; None shows it to nobody, at the same cost.
         clock: its monotonic time is the host's.
 
+    Attributes:
+        is_told: whether a loop shows its progress itself, by :func:`heartbeat`.
+
     Raises:
         OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
+        self.is_told = False
         self._now_seconds = clock.monotonic_seconds
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         if path is not None:
@@ -165,7 +169,18 @@ class Pulse:
 
     def end_step(self, step: int) -> None:
         """Show that optimizer step ``step`` is done."""
-        is_timed = self._phase is Phase.STEP
+        self._end_step(step, is_timed=self._phase is Phase.STEP)
+
+    def count_step(self, step: int) -> None:
+        """Show that a step is done where nobody says when one begins: at the end of another."""
+        if self._phase is Phase.BETWEEN and self._step >= 0:
+            self._in_step_seconds = self._now_seconds() - self._since_seconds
+            self._own_seconds = None
+            self._end_step(step, is_timed=True)
+        else:
+            self.end_step(step)
+
+    def _end_step(self, step: int, *, is_timed: bool) -> None:
         self._step = step
         self.enter(Phase.BETWEEN)
         if is_timed:
@@ -299,6 +314,7 @@ def heartbeat(step: int | None = None) -> None:
         step: the optimizer step that is done.
     """
     pulse = own_pulse()
+    pulse.is_told = True
     if step is None:
         pulse.enter(Phase.BETWEEN)
         return

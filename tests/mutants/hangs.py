@@ -7,7 +7,11 @@ from tests.mutants.mutant import Mutant
 SIGHT = "tests/unit/agent/test_sight.py"
 STANDING = "tests/unit/agent/test_standing.py"
 ELSEWHERE = "tests/unit/agent/test_elsewhere.py"
+BEAT = "tests/unit/test_beat.py"
+LOOPS = "tests/process/test_hangs_of_loops.py"
+ADAPTERS = "tests/process/test_adapters.py -k get_on"
 MEMBERS = "tests/unit/agent/test_membership.py"
+HOOK = "register_step_post_hook(self.beat.end_step)"
 
 MUTANTS = [
     Mutant(
@@ -114,5 +118,55 @@ MUTANTS = [
         "if hang is None or self._elsewhere.has_culprit(hang):",
         "if hang is None:",
         "tests/process/test_hang_of_two_hosts.py",
+    ),
+    Mutant(
+        "a loop of one's own shows no progress",
+        "resilient/loop.py",
+        f"            self._hooks.append(optimizer[0].{HOOK})\n",
+        "",
+        f"{LOOPS} -k plain",
+    ),
+    Mutant(
+        "each optimizer's step is one of the loop's",
+        "resilient/loop.py",
+        f"            self._hooks.append(optimizer[0].{HOOK})\n",
+        "            for one in self._optimizers():\n"
+        f"                self._hooks.append(one.{HOOK})\n",
+        BEAT,
+    ),
+    Mutant(
+        "two count the steps of a loop that shows them itself",
+        "resilient/world/pulse.py",
+        "    pulse.is_told = True\n",
+        "",
+        BEAT,
+    ),
+    Mutant(
+        "what follows a loop's last step is still training",
+        "resilient/loop.py",
+        "            self.beat.stop()\n",
+        "            pass\n",
+        BEAT,
+    ),
+    Mutant(
+        "a stopped rank that showed no sign is waited for for ever",
+        "resilient/agent/health/ranks.py",
+        "[*vitals, *self._silent(pids, seen, now_seconds)]",
+        "vitals",
+        f"{LOOPS} -k needs_no_sign",
+    ),
+    Mutant(
+        "a step of Transformers' trainer has the patience of what is none",
+        "resilient/adapters/transformers.py",
+        "            self._beat.begin_step()\n",
+        "            pass\n",
+        f"{ADAPTERS} and transformers",
+    ),
+    Mutant(
+        "a step of Lightning's trainer has the patience of what is none",
+        "resilient/adapters/lightning.py",
+        "            self._beat.begin_step()\n",
+        "            pass\n",
+        f"{ADAPTERS} and lightning",
     ),
 ]

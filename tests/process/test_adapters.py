@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from resilient.errors import ConfigError
 from resilient.format.names import parse_checkpoint
+from resilient.world.pulse import Phase, own_pulse
 
 pytestmark = [
     pytest.mark.slow,
@@ -180,6 +181,34 @@ def test_from_every_checkpoint_on_the_run_ends_the_same(tmp_path, train):
             shutil.rmtree(part / f"checkpoint-{later}-g1")
         assert train(part) == expected, f"from step {step}"
         assert steps_in(part)[: len(steps)] == steps
+
+
+@pytest.mark.parametrize(
+    ("train", "in_step", "steps"),
+    [
+        # What is no step of theirs is not known of a loop of one's own.
+        (with_transformers, Phase.STEP, 9),
+        (with_accelerate, Phase.BETWEEN, 18),
+        (with_lightning, Phase.STEP, 18),
+    ],
+)
+def test_the_agent_sees_that_their_steps_get_on(tmp_path, monkeypatch, train, in_step, steps):
+    monkeypatch.setattr("resilient.world.pulse._own", [])
+    pulse, forward = own_pulse(), Guess.forward
+    seen = {True: [], False: []}
+
+    def shown(self, x, labels):
+        seen[self.training].append((pulse.phase, pulse._step))
+        return forward(self, x, labels)
+
+    monkeypatch.setattr(Guess, "forward", shown)
+    train(tmp_path / "repository")
+    first, *later = dict.fromkeys(seen[True])
+    assert first == (Phase.FIRST, -1)
+    assert later == [(in_step, step) for step in range(1, steps)]
+    # Between two steps; Lightning begins with a rehearsal of it.
+    assert {phase for phase, _ in seen[False]} <= {Phase.BETWEEN, Phase.FIRST}
+    assert (pulse.phase, pulse._step) == (Phase.OUTSIDE, steps)
 
 
 def test_a_trainer_is_not_given_the_folder_that_it_sweeps(tmp_path):

@@ -22,7 +22,7 @@ from resilient.agent.health.standing import Standing, standing_of
 from resilient.agent.health.stragglers import find_stragglers
 from resilient.agent.verdict.causes import Evidence
 from resilient.events import Event, Level
-from resilient.world.pulse import pulse_path, read_signs, stacks_path
+from resilient.world.pulse import Phase, Signs, pulse_path, read_signs, stacks_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from resilient.agent.health.heartbeat import HangRule
     from resilient.clock import Clock
     from resilient.events import Emitter
-    from resilient.world.pulse import Signs
 
 _LOOK_SECONDS = 0.25
 _TELL_SECONDS = 10.0
@@ -167,7 +166,7 @@ class Health:
         seen = self._seen(pids, vitals, running)
         self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
         self._sight.close(self._clock.monotonic_seconds())
-        return self._find(vitals, seen, now_seconds)
+        return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
 
     def count_hang(self) -> None:
         """Double all deadlines until there is progress: one of them may have been too short."""
@@ -252,6 +251,19 @@ class Health:
             else Seen(rank, None, state_of(pid_of[rank]))
             for rank in running
         ]
+
+    def _silent(
+        self, pids: Mapping[int, int], seen: Collection[Seen], now_seconds: float
+    ) -> list[Vital]:
+        """Return those that are stopped and have shown no sign: who is stopped needs none."""
+        local_of = {rank: local for local, rank in self._ranks.items()}
+        found = []
+        for one in seen:
+            local = local_of[one.rank]
+            if one.signs is None and local in pids:
+                signs = Signs(-1, Phase.OUTSIDE, self._began_seconds, (0.0,) * len(Phase), ())
+                found.append(self._at(local, one.state, signs, now_seconds))
+        return [one for one in found if one.stopped_since_seconds is not None]
 
     def _vital(self, local: int, pid: int, now_seconds: float, away_seconds: float) -> Vital | None:
         shown = read_signs(pulse_path(self._notes, local))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
 from resilient.train.arguments.words import did_you_mean
-from resilient.world.pulse import Phase
+from resilient.world import compilers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -42,34 +39,6 @@ def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
     model.compile(backend=backend, mode=args.torch_compile_mode)
 
 
-@contextmanager
-def showing_compilers(pulse: Pulse, args: TrainingArguments) -> Iterator[None]:
-    """Show when torch's compiler is at work: a step may then take minutes, and is no hang."""
-    name = "torch._dynamo.callback"
-    # Imported by whoever compiles; it costs a second, so not for nothing.
-    module: Any = import_module(name) if args.torch_compile else sys.modules.get(name)
-    if module is None:
-        yield
-        return
-    before: list[Phase] = []
-
-    def begin(_: object) -> None:
-        before.append(pulse.phase)
-        pulse.enter(Phase.COMPILING)
-
-    def end(_: object) -> None:
-        pulse.enter(before.pop())
-
-    handler = module.callback_handler
-    handler.register_start_callback(begin)
-    handler.register_end_callback(end)
-    try:
-        yield
-    finally:
-        handler.remove_start_callback(begin)
-        handler.remove_end_callback(end)
-
-
 def _require_backend(backend: str) -> None:
     import torch._dynamo
 
@@ -95,6 +64,11 @@ def _require_mode(backend: str, mode: str) -> None:
             f"`torch_compile_mode`={mode!r} is not accepted: use one of {', '.join(known)}"
             f"{did_you_mean(mode, known)}"
         )
+
+
+def showing_compilers(pulse: Pulse, args: TrainingArguments) -> AbstractContextManager[None]:
+    """Show when torch's compiler is at work: a step may then take minutes, and is no hang."""
+    return compilers.showing_compilers(pulse, is_wanted=args.torch_compile)
 
 
 def _require_compiler() -> None:
