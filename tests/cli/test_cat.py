@@ -12,6 +12,7 @@ import torch
 from drifting_runs import write_drifting_run
 
 from resilient_cli.app import main
+from resilient_cli.insides import split_inside
 
 THEIRS = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "run" / "checkpoint-8"
 
@@ -86,6 +87,75 @@ def test_the_end_of_a_name_is_enough_if_no_other_ends_so(tmp_path, call):
     found = call("ckpt", "cat", tmp_path / "x.pt", "model/b.w", "--json")
     assert json.loads(found.stdout)["name"] == "model/model.b.w"
     assert call("ckpt", "cat", tmp_path / "x.pt", "model/w").status == 66
+
+
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [
+        ("step:10", "config"),
+        ("step:10", "model/first.weight"),
+        ("latest", "data.samples"),
+        ("latest~0", "trainer"),
+        ("checkpoint-10-g1", "state.json"),
+        ("10", "model/first.weight"),
+        ("kept", "config"),
+        ("@{0}", "config"),
+        ("@2036-01-02T10:00", "config"),
+        ("@2036-01-02T10:00:30+01:00", "config"),
+    ],
+)
+def test_a_name_behind_a_colon_is_what_a_name_beside_it_is(ref, name, run, call):
+    assert call("ckpt", "tag", "step:10", "kept", run).status == 0
+    wanted = call("ckpt", "cat", ref, name, run)
+    assert wanted.status == 0
+    assert call("ckpt", "cat", f"{ref}:{name}", run) == wanted
+    assert call("ckpt", "cat", f"{ref}:{name}", "-r", run) == wanted
+    assert call("ckpt", "cat", ref, name, "-r", run) == wanted
+    if ref not in ("10", "kept"):  # behind a slash these are folders
+        assert call("ckpt", "cat", f"{run}/{ref}:{name}") == wanted
+        assert call("ckpt", "cat", f"file://{run}/{ref}:{name}").status == 0
+
+
+def test_a_path_with_a_name_behind_a_colon(tmp_path, output):
+    wanted = (THEIRS / "trainer_state.json").read_bytes()
+    assert output("ckpt", "cat", f"{THEIRS}:trainer_state.json") == (0, wanted)
+    assert output("ckpt", "cat", f"file://{THEIRS}:trainer_state.json") == (0, wanted)
+    assert output("ckpt", "cat", f"{THEIRS}:optimizer/7.exp_avg", "--raw")[0] == 0
+    torch.save({"x": torch.ones(3)}, tmp_path / "a:b.pt")
+    assert output("ckpt", "cat", tmp_path / "a:b.pt", "x")[0] == 0
+    assert output("ckpt", "cat", f"{tmp_path}/a:b.pt")[0] == 2
+
+
+def test_what_is_there_is_meant_though_it_has_a_colon(tmp_path, output, monkeypatch):
+    torch.save({"x": torch.ones(3)}, tmp_path / "a:b.pt")
+    monkeypatch.chdir(tmp_path)
+    assert output("ckpt", "cat", "a:b.pt", "x")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://b/run/checkpoint-5-g1:a/b", ("s3://b/run/checkpoint-5-g1", "a/b", True)),
+        ("http://h:9000/run/step:5:a:b", ("http://h:9000/run/step:5", "a:b", True)),
+        ("file:///run/best:loss:max:x", ("file:///run/best:loss:max", "x", True)),
+        ("out/x.pt:model/w", ("out/x.pt", "model/w", True)),
+        ("x.pt:model/w", ("x.pt", "model/w", False)),
+        ("@2026-11-20:x", ("@2026-11-20", "x", False)),
+        ("@2026-11-20T10:00:30:40", ("@2026-11-20T10:00:30", "40", False)),
+        ("best:loss:min:min", ("best:loss:min", "min", False)),
+        *((one, None) for one in ("latest", "step:10", "best:loss:max", "@2026-11-20T10:00:30")),
+        *((one, None) for one in ("s3://bucket/run", "http://h:9000/run/latest", "x:", ":x", "")),
+        *((one, None) for one in ("run/step:10", "run/best:loss:max", "run/@2026-11-20T10:00:30")),
+    ],
+)
+def test_where_a_reference_ends(text, expected):
+    assert split_inside(text) == expected
+
+
+def test_a_reference_alone_says_nothing_of_what_to_show(run, call):
+    outcome = call("ckpt", "cat", "latest", "-r", run)
+    assert outcome.status == 2
+    assert "resilient ckpt inspect latest --tensors" in outcome.stderr
 
 
 @pytest.mark.parametrize(

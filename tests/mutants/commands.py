@@ -18,6 +18,27 @@ TRAIN = "cli/resilient_cli/commands/train.py"
 
 MUTANTS = [
     Mutant(
+        "a moment's seconds are taken for a file in the checkpoint",
+        "cli/resilient_cli/insides.py",
+        "None if _ALONE.fullmatch(text) else _INSIDE",
+        "_INSIDE",
+        "tests/cli/test_cat.py -k reference_ends",
+    ),
+    Mutant(
+        "a file with a colon in its name cannot be named",
+        "cli/resilient_cli/commands/catting.py",
+        "place or Path(ref).exists()",
+        "place",
+        "tests/cli/test_cat.py -k though_it_has_a_colon",
+    ),
+    Mutant(
+        "what stands behind a colon is forgotten where a repository is named",
+        "cli/resilient_cli/commands/catting.py",
+        "return split[0], split[1], name",
+        "return split[0], split[1], None",
+        "tests/cli/test_cat.py -k behind_a_colon_is",
+    ),
+    Mutant(
         "what is in the trash is told as if it had never been",
         "resilient/vault/registry/references.py",
         "    if one is None:\n        return NothingToResume(",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from resilient.comparison.values import SECTIONS
 from resilient.errors import IntegrityError, KeyNotFound, UsageError
 from resilient.layouts.values import Unreadable
 from resilient_cli.completing import complete_ref
+from resilient_cli.insides import split_inside
 from resilient_cli.places import Place, Repo, output_of
 from resilient_cli.progress import Progress
 from resilient_cli.render import answering, show
@@ -30,21 +32,22 @@ def cat(  # noqa: PLR0913 - the options of a command
     ref: Annotated[
         str,
         typer.Argument(
-            metavar="REF",
-            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`.",
+            metavar="REF[:PATH]",
+            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`; what of it "
+            "may stand behind a colon.",
             show_default=False,
             autocompletion=complete_ref,
         ),
     ],
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME",
+            metavar="[NAME]",
             help="A tensor (model/wte.weight), a section or a value (trainer.global_step), or a "
             "file of the checkpoint (trainer_state.json).",
             show_default=False,
         ),
-    ],
+    ] = None,
     place: Place = None,
     repo: Repo = None,
     *,
@@ -65,6 +68,8 @@ def cat(  # noqa: PLR0913 - the options of a command
 
     Example: resilient ckpt cat latest model/wte.weight s3://bucket/run
 
+    Example: resilient ckpt cat step:500:trainer_state.json s3://bucket/run
+
     Example: resilient ckpt cat out/checkpoint-500 optimizer/0.exp_avg --npy > moment.npy
     """
     if raw and npy:
@@ -73,6 +78,7 @@ def cat(  # noqa: PLR0913 - the options of a command
     from resilient.comparison.summing import summarize
     from resilient_cli.sides import side_at
 
+    ref, name, place = _meant(ref, name, place)
     side = side_at(ref, place, repo)
     output = output_of(ctx)
     tensor = _tensor(side, name)
@@ -93,6 +99,24 @@ def cat(  # noqa: PLR0913 - the options of a command
             key=name,
             hint=f"resilient ckpt inspect {side.url}",
         ) from error
+
+
+def _meant(ref: str, name: str | None, place: str | None) -> tuple[str, str, str | None]:
+    """Tell ``REF NAME [REPO]`` and ``REF:PATH [REPO]`` apart; return reference, name, repository.
+
+    Raises:
+        UsageError: nothing says what of the checkpoint is wanted.
+    """
+    # A file may have a colon in its name, and what is there is what is meant.
+    split = None if place or Path(ref).exists() else split_inside(ref)
+    if name is None and split is None:
+        raise UsageError(
+            f"nothing says what of `{ref}` to show: a tensor, a value or a file",
+            hint=f"resilient ckpt inspect {ref} --tensors",
+        )
+    if split is None or (split[2] and name is not None):
+        return ref, name or "", place
+    return split[0], split[1], name
 
 
 def _other(ctx: typer.Context, side: Side, name: str) -> None:

@@ -36,6 +36,7 @@ REFS = (
             ("7f3a91c0", "what has a root that begins so: four digits at least"),
             ("runs/mine/checkpoint-120-g3", "a path: repository and checkpoint in one"),
             ("runs/mine/latest~2", "the same for any reference (`ckpt diff` and `ckpt cat`)"),
+            ("latest:trainer_state.json", "a tensor, a value or a file of it (`ckpt cat`)"),
         ),
     ),
     "Example: resilient ckpt inspect latest~1 runs/mine",
