@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
 from resilient.storage.urls import redacted_text
+from resilient_cli.helping import HelpContext
 from resilient_cli.hinting import another_way
 from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
 from resilient_cli.render import (
@@ -109,7 +110,7 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
     )
     app.callback()(_nothing)
     for one, lazy in table.items():
-        app.command(one, help=lazy.help)(_nothing)
+        app.command(one, help=lazy.help, short_help=lazy.help)(_nothing)
     group = typer.main.get_command(app)
     group.table = table  # type: ignore[attr-defined]
     return _accept_global_options(group)
@@ -164,7 +165,11 @@ def _nothing() -> None:
 
 
 def _accept_global_options(command: Any) -> Any:
-    """Add the global options to a command and to all below it, so that they go anywhere."""
+    """Add the global options to a command and to all below it, so that they go anywhere.
+
+    The same is with how their help is set.
+    """
+    command.context_class = HelpContext
     taken = {option for parameter in command.params for option in parameter.opts}
     for parameter in _global_parameters():
         # How patient a run is with its storage is said by its script.
@@ -173,6 +178,8 @@ def _accept_global_options(command: Any) -> Any:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
         for below in getattr(command, "commands", {}).values():
+            # Typer cuts what it takes from the docstring itself.
+            below.short_help = below.short_help or (below.help or "").partition("\n\n")[0]
             _accept_global_options(below)
     return command
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from io import StringIO
 import pytest
 from cli_repositories import TickingClock, write_usual_run
 
+from resilient_cli.app import load
 from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import Facts, Table, _human_lines
+from resilient_cli.tree import COMMANDS, LazyCommand
 
 PROGRAM = (sys.executable, "-m", "resilient_cli")
 
@@ -89,6 +92,38 @@ def test_forty_columns_are_enough(repo):
     assert max(len(one) for one in lines if " checkpoints, " not in one) <= 40
     assert "STATE  ok\nID     checkpoint-35-g2\n" in shown
     assert "BEGAN FROM   checkpoint-20-g1\n" in shown
+
+
+def _every_command(table=COMMANDS, *path):
+    for name, lazy in table.items():
+        yield (*path, name)
+        more = lazy.commands
+        if lazy.attribute == "app":
+            more = dict.fromkeys(load(name, lazy).commands, LazyCommand("", "", ""))
+        yield from _every_command(more, *path, name)
+
+
+EVERY_COMMAND = [(), *_every_command()]
+
+
+def test_every_command_is_asked_for_its_help():
+    assert {("ckpt", "ls"), ("k8s", "apply"), ("train",)} < set(EVERY_COMMAND)
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND, ids=" ".join)
+def test_no_line_of_a_help_is_wider_than_the_terminal_and_no_word_is_cut(
+    command, call, monkeypatch
+):
+    shown = {}
+    for columns in (40, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        outcome = call(*command, "--help")
+        assert outcome.status == 0
+        assert max(map(len, outcome.stdout.splitlines())) <= columns
+        # Only the strokes of a choice are places to go on below.
+        shown[columns] = re.sub(r"(?<=\|)\s+", "", outcome.stdout).split()
+    assert shown[40] == shown[60] == shown[80]
+    assert not [one for one in shown[80] if re.fullmatch(r"[a-z]+,?\.\.\.", one)], "cut short"
 
 
 def test_a_last_column_goes_on_below_itself_and_what_can_be_copied_is_whole(repo):
