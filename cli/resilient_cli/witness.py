@@ -17,7 +17,7 @@ from resilient.accounting.account import SILENT_MS
 from resilient.accounting.agents import agents
 from resilient.accounting.records import read_records
 from resilient.errors import RepositoryNotFound
-from resilient_cli.processes import is_alive
+from resilient_cli.processes import is_agent_alive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ def _of_agent(agent: Agent, records: Sequence[Record], now_ms: int) -> Testimony
         why = f"the launcher said that it ended, with exit code {agent.exit_code}"
         return Testimony(State.ENDED, why, agent, told_ms)
     if agent.host == socket.gethostname():
-        if is_alive(agent.pid, agent.began_ms):
+        if is_agent_alive(agent):
             return Testimony(State.ALIVE, f"pid {agent.pid} runs here", agent, told_ms)
         return Testimony(State.DEAD, f"pid {agent.pid} of this machine is gone", agent, told_ms)
     if now_ms - told_ms <= SILENT_MS:

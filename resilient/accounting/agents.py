@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class Agent:
         host: the machine that it runs on.
         pid: its process there.
         began_ms: its first word.
+        boot: the start of its machine at which that was; empty where it did not tell.
+        since_boot_ms: how long after that, by seconds that nobody can set.
         exit_code: what it said at its end; None while it has not.
         reason: of its end.
     """
@@ -30,6 +32,8 @@ class Agent:
     began_ms: int
     exit_code: int | None = None
     reason: str = ""
+    boot: str = ""
+    since_boot_ms: int = 0
 
 
 def agents(records: Iterable[Record]) -> list[Agent]:
@@ -48,8 +52,10 @@ def agents(records: Iterable[Record]) -> list[Agent]:
         key = (host, int(number))
         if one.event == "AgentStarted" or key not in found:
             found.pop(key, None)  # its number was another's once
-            found[key] = Agent(*key, one.at_ms)
+            boot = one.text("boot") if one.number("monotonic", -1.0) >= 0.0 else ""
+            since_boot_ms = one.milliseconds("monotonic")
+            found[key] = Agent(*key, one.at_ms, boot=boot, since_boot_ms=since_boot_ms)
         if one.event in _ENDS:
             code = int(one.number("exit_code", 1))
-            found[key] = Agent(*key, found[key].began_ms, code, one.text("reason"))
+            found[key] = replace(found[key], exit_code=code, reason=one.text("reason"))
     return list(found.values())

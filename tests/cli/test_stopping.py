@@ -13,7 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient_cli.processes import is_alive
+from resilient.accounting.agents import Agent
+from resilient.clock import boot_name
+from resilient_cli.processes import is_agent_alive, is_alive
 
 # What a launcher does: it leaves its last word when it is asked to.
 OBEYS = """
@@ -135,6 +137,38 @@ def test_a_process_that_took_a_dead_one_s_number_is_not_signalled(tmp_path, call
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not asked
+
+
+@pytest.mark.parametrize("later", [-86_400, 86_400], ids=["set forward", "set back"])
+def test_a_clock_that_was_set_since_hides_no_launcher(later, launcher, tmp_path, call):
+    process = launcher(OBEYS)
+    steady = {"boot": boot_name(), "monotonic": time.monotonic()}
+    told = word("AgentStarted", process.pid, later=later, **steady)
+    (tmp_path / "agent.jsonl").write_text(told + "\n", encoding="utf-8")
+    assert call("stop", tmp_path, "--within", "0").status == 0
+    assert reap(process) == 75
+
+
+@pytest.mark.parametrize(
+    "steady",
+    [{"boot": "another", "monotonic": 1e9}, {"boot": boot_name(), "monotonic": 0.0}],
+    ids=["at another start of the machine", "before this process began"],
+)
+def test_a_process_that_took_a_number_since_is_another_whatever_the_clock_says(
+    steady, launcher, tmp_path, call
+):
+    process = launcher(OBEYS)
+    told = word("AgentStarted", process.pid, later=60, **steady)
+    (tmp_path / "agent.jsonl").write_text(told + "\n", encoding="utf-8")
+    assert call("stop", tmp_path).status == 66
+    assert process.poll() is None
+
+
+def test_a_launcher_that_tells_no_steady_seconds_is_known_by_the_time_of_day():
+    now_ms = round(datetime.now(UTC).timestamp() * 1000)
+    host, pid = socket.gethostname(), os.getpid()
+    assert is_agent_alive(Agent(host, pid, now_ms))
+    assert not is_agent_alive(Agent(host, pid, now_ms - 86_400_000_000))
 
 
 def test_a_zombie_does_not_live():

@@ -15,7 +15,7 @@ from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import DeadlineExceeded, NotRunning, StoreDenied
 from resilient_cli.places import output_of
-from resilient_cli.processes import is_alive
+from resilient_cli.processes import is_agent_alive
 from resilient_cli.render import show
 from resilient_cli.views.stopping import stopped
 
@@ -53,9 +53,9 @@ def stop(ctx: typer.Context, run: Run, *, now: Now = False, within: Within = 120
     _signal(here)
     if now:
         clock.sleep(_BETWEEN_SECONDS)
-        _signal([one for one in here if is_alive(one.pid, one.began_ms)])
+        _signal([one for one in here if is_agent_alive(one)])
     deadline = clock.monotonic_seconds() + within
-    while within and any(is_alive(one.pid, one.began_ms) for one in here):
+    while within and any(is_agent_alive(one) for one in here):
         if clock.monotonic_seconds() > deadline:
             raise DeadlineExceeded(
                 f"pid {here[0].pid} has not ended within {within:g} s",
@@ -72,7 +72,7 @@ def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
     """Return the launchers that live on this machine, and those of others that never ended."""
     open_ = [one for one in agents(read_records(run)) if one.exit_code is None]
     host = socket.gethostname()
-    here = [one for one in open_ if one.host == host and is_alive(one.pid, one.began_ms)]
+    here = [one for one in open_ if one.host == host and is_agent_alive(one)]
     return here, [one for one in open_ if one.host != host]
 
 
