@@ -45,6 +45,7 @@ STEP_MAX = 10**18 - 1
 """The greatest step that the name of a checkpoint can say."""
 
 _ROOT_LENGTH = 16
+_TRASHED = "manifest.trashed-"
 _TRASH = re.compile(r"manifest\.trashed-([0-9]{8}T[0-9]{9})-([0-9]{8}T[0-9]{9})\.json")
 _ASIDE_LENGTH = 12
 _ASIDE_NAME_MAX = 160
@@ -104,6 +105,11 @@ class Trashed:
     since: str
     until: str
 
+    @property
+    def prune(self) -> str:
+        """The id of the prune that put it there: both moments, as the name spells them."""
+        return self.name.removeprefix(_TRASHED).removesuffix(".json")
+
 
 def whole_step(step: Any) -> int:
     """Return a step as the plain number that it is, of NumPy and of a tensor too.
@@ -158,13 +164,18 @@ def trash_name(since: str, until: str) -> str:
         since: UTC, ISO 8601, with milliseconds.
         until: the same.
     """
-    return f"manifest.trashed-{_compact(since)}-{_compact(until)}.json"
+    return f"{_TRASHED}{_compact(since)}-{_compact(until)}.json"
 
 
 def parse_trash(name: str) -> Trashed | None:
     """Return what the name of a manifest in the trash says, or None for any other name."""
     match = _TRASH.fullmatch(name)
     return Trashed(name, _iso(match[1]), _iso(match[2])) if match else None
+
+
+def parse_prune(text: str) -> Trashed | None:
+    """Return what the id of a prune says, or None for any other text."""
+    return parse_trash(f"{_TRASHED}{text}.json")
 
 
 def _compact(moment: str) -> str:

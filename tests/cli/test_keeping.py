@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from cli_repositories import cut, flip_bit, write_usual_run
+from cli_repositories import TickingClock, cut, flip_bit, write_usual_run
 
 from resilient.storage.local import LocalStore
 from resilient.vault.registry.catalog import committed
@@ -68,7 +68,12 @@ def test_a_dry_run_deletes_nothing_and_its_plan_is_what_is_then_done(repo, call)
     planned = json.loads(call("ckpt", "prune", repo, *POLICY, "--dry-run", "--json").stdout)
     assert {one: one.stat().st_mtime_ns for one in repo.rglob("*")} == before
     done = json.loads(call("ckpt", "prune", repo, *POLICY, "--yes", "--json").stdout)
-    assert done == {**planned, "done": True}
+    (prune,) = {
+        one["prune"] for one in json.loads(call("ckpt", "ls", repo, "--json").stdout)["trash"]
+    }
+    undo = f"resilient ckpt prune file://{repo} --undo {prune}"
+    assert (planned["prune"], planned["undo"]) == (None, None), "nothing to take back"
+    assert done == {**planned, "done": True, "prune": prune, "undo": undo}
     assert set(names(repo)) == {one["id"] for one in done["kept"]}
     assert done["later_bytes"] == sum(one["size_bytes"] for one in done["deleted"]) > 0
     assert (done["freed_bytes"], done["grace_seconds"]) == (0, 86400)
@@ -88,6 +93,32 @@ def test_what_was_pruned_is_listed_in_the_trash_and_comes_back(repo, call, match
     matches("prune-undo-json", call("ckpt", "prune", repo, "--undo", "--json"), repo)
     assert {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()} == before
     assert call("ckpt", "ls", repo).stdout == listed
+
+
+def test_an_undo_that_is_given_twice_leaves_an_older_prune_alone(repo, call, matches, monkeypatch):
+    call("ckpt", "prune", repo, "--keep-last", "4", "--yes")
+    clock = "resilient_cli.commands.keeping.SystemClock"
+    monkeypatch.setattr(clock, lambda: TickingClock(120))
+    done = json.loads(call("ckpt", "prune", repo, "--keep-last", "2", "--yes", "--json").stdout)
+    newer = done["prune"]
+    matches("ls-two-prunes", call("ckpt", "ls", repo), repo)
+    assert call("ckpt", "prune", repo, "--undo", "--dry-run", "--json").stdout.count(newer) == 1
+    matches("prune-undo-named", call("ckpt", "prune", repo, "--undo", newer), repo)
+    there = names(repo)
+    assert len(there) == 4
+    for words in ((repo, newer), (newer, repo), (newer, "-r", repo), ("-r", repo, newer)):
+        again = call("ckpt", "prune", "--undo", *words)
+        assert names(repo) == there
+    matches("prune-undo-again", again, repo)
+    matches("prune-undo-newest", call("ckpt", "prune", "--undo", repo), repo)
+    assert len(names(repo)) == 5
+
+
+def test_a_prune_whose_time_is_over_is_not_told_as_taken_back(repo, call):
+    over = "20251231T000000000-20260101T000000000"
+    outcome = call("ckpt", "prune", repo, "--undo", over)
+    assert outcome.status == 66
+    assert "its time is over" in outcome.stderr
 
 
 def test_what_cannot_come_back_is_told_and_the_others_do(repo, call, matches):
@@ -130,6 +161,8 @@ def test_the_trash_is_emptied_on_demand_and_by_the_next_prune_after_its_time(rep
         (("--keep-last", "1", "--yes", "--grace", "soon"), 2, "--grace 'soon' is no length"),
         (("--keep-last", "1", "--undo"), 2, "goes with no policy"),
         (("--empty-trash", "--undo"), 2, "goes with no policy"),
+        (("--undo", "20260101"), 2, "is no id of a prune"),
+        (("20260102T000000000-20260103T000000000", "--keep-last", "1"), 2, "only `--undo` takes"),
     ],
 )
 def test_what_prune_refuses_deletes_nothing(arguments, status, said, repo, call):

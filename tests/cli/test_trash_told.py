@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_repositories import write_usual_run
+from cli_repositories import TickingClock, write_usual_run
 
 from resilient.storage.local import LocalStore
-from resilient.vault.registry.catalog import folders_of, read_manifest
+from resilient.vault.registry.catalog import folders_of, prunes_in, read_manifest, trash_of
 from resilient_cli.hinting import another_way
 
 
@@ -41,16 +41,22 @@ def test_each_command_names_what_brings_it_back(command, ref, repo, call, tmp_pa
     found = error_of(answer)
     assert (answer.status, found["exit"]) == (66, 66)
     assert found["message"].startswith("checkpoint-10-g1 was pruned, and is in the trash of")
-    assert found["hint"] == f"resilient ckpt prune {store.url} --undo"
-    assert call("ckpt", "prune", repo, "--undo").status == 0
+    (prune,) = prunes_in(trash_of(folders_of(store)))
+    assert found["hint"] == f"resilient ckpt prune {store.url} --undo {prune}"
+    assert call(*found["hint"].split()[1:]).status == 0
     assert call("ckpt", "inspect", ref, repo).status == 0
 
 
-def test_it_is_told_how_many_prunes_are_undone_before_its_own(repo, call):
+def test_what_brings_it_back_takes_no_later_prune_back(repo, call, monkeypatch):
     assert call("ckpt", "prune", repo, "--keep-last", "3", "--yes").status == 0
+    clock = "resilient_cli.commands.keeping.SystemClock"
+    monkeypatch.setattr(clock, lambda: TickingClock(120))
     assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+    newer, older = prunes_in(trash_of(folders_of(LocalStore(repo))))
     found = error_of(call("ckpt", "inspect", "step:10", repo, "--json"))
-    assert "1 later prunes are undone before its own" in found["message"]
+    assert found["hint"].endswith(f" --undo {older}")
+    assert call(*found["hint"].split()[1:]).status == 0
+    assert prunes_in(trash_of(folders_of(LocalStore(repo)))) == (newer,)
 
 
 @pytest.mark.parametrize(

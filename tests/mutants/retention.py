@@ -322,9 +322,16 @@ MUTANTS = [
     Mutant(
         "undo brings back all of the trash",
         "resilient/vault/rotation/trash.py",
-        "if mark.since == newest)",
-        "if newest)",
+        "if mark.prune == prune), reverse",
+        "if prune), reverse",
         f"{TRASH} -k by_itself",
+    ),
+    Mutant(
+        "an undo that is given twice takes an older prune back",
+        "resilient/vault/rotation/trash.py",
+        "    prune = prune or prunes_in(trash)[0]\n",
+        "    prune = prunes_in(trash)[0]\n",
+        f"{TRASH} -k given_twice",
     ),
     Mutant(
         "a near tier takes back what was pruned there",

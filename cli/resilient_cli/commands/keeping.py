@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError, UsageError
+from resilient.errors import ConfigError, NothingToResume, UsageError
+from resilient.format.names import parse_prune
 from resilient.vault.registry.generations import list_numbers
 from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import BestOf, Retention, parse_best
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
-from resilient.vault.rotation.trash import Grace, Returned, bring_back, look_into_trash
+from resilient.vault.rotation.trash import Grace, bring_back, look_into_trash
 from resilient_cli.completing import complete_ref
 from resilient_cli.lengths import grace_of
 from resilient_cli.places import (
@@ -72,6 +73,14 @@ def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None
 def prune(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     place: Place = None,
+    prune_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="With --undo: which prune, as it was told; else the newest.",
+            show_default=False,
+        ),
+    ] = None,
     repo: Repo = None,
     *,
     keep_last: Annotated[
@@ -122,7 +131,7 @@ def prune(  # noqa: PLR0913 - the options of a command
         bool, typer.Option("--empty-trash", help="Free what is in the trash now.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Bring back what the newest prune let go.")
+        bool, typer.Option("--undo", help="Bring back what the prune ID, or the newest, let go.")
     ] = False,
 ) -> int:
     """Let go what no policy keeps, and say of everything else why it stays.
@@ -132,8 +141,8 @@ def prune(  # noqa: PLR0913 - the options of a command
     while the newest is damaged.
 
     What goes is in the trash first: no command lists it and no run resumes from it, and --undo
-    brings it back, all of one prune at a time. After --grace the next rotation or prune frees its
-    bytes.
+    brings it back, all of one prune at a time: of the one whose ID is given, as often as it is
+    given, or of the newest. After --grace the next rotation or prune frees its bytes.
 
     Exit code 0: done. 1: something holds the checkpoints, or not all of them came back.
 
@@ -156,7 +165,13 @@ def prune(  # noqa: PLR0913 - the options of a command
     output = output_of(ctx)
     if undo:
         _require_alone(retention, empties=empty_trash)
-        return _undo(open_repository(place, repo), output, dry_run=dry_run)
+        place, which = _place_and_id(place, prune_id)
+        return _undo(open_repository(place, repo), which, output, dry_run=dry_run)
+    if prune_id:
+        raise UsageError(
+            f"`{prune_id}`: only `--undo` takes the id of a prune",
+            hint="resilient ckpt prune REPO --undo ID",
+        )
     if not empty_trash:
         _require_policy(retention)
     asks = not (dry_run or yes)
@@ -196,11 +211,44 @@ def _question(found: Found) -> str:
     return f"Delete {len(found.over) + (0 if found.into else doomed)}?"
 
 
-def _undo(store: Store, output: Output, *, dry_run: bool) -> int:
-    """Bring back what the newest prune let go; 1 if a part of it is not there any more."""
-    returned = Returned(look_into_trash(store), {}) if dry_run else bring_back(store)
+def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:
+    """Tell the repository from the id of a prune, whichever stands first.
+
+    Raises:
+        UsageError: the second is no id.
+    """
+    words = [one for one in (place, prune_id) if one]
+    ids = [one for one in words if parse_prune(one)]
+    others = [one for one in words if one not in ids]
+    if len(ids) > 1 or len(others) > 1:
+        raise UsageError(
+            f"`{words[1]}` is no id of a prune, as `prune` and `ckpt ls` tell them",
+            hint="resilient ckpt prune REPO --undo ID",
+        )
+    return next(iter(others), None), next(iter(ids), "")
+
+
+def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
+    """Bring back what a prune let go; 1 if a part of it is not there any more."""
+    returned = look_into_trash(store, prune) if dry_run else bring_back(store, prune)
+    if not (returned.back or returned.left):
+        _require_undone(store, prune)
     show(returning(store.url, returned, done=not dry_run), output)
     return ANSWER_IS_NO if returned.left else 0
+
+
+def _require_undone(store: Store, prune: str) -> None:
+    """Require of a prune of which nothing is in the trash that it was taken back before.
+
+    Raises:
+        NothingToResume: its time there is over.
+    """
+    mark = parse_prune(prune)
+    if mark is None or mark.until <= SystemClock().now_iso():
+        raise NothingToResume(
+            f"nothing of the prune {prune} is in the trash of {store.url}: its time is over",
+            hint=f"resilient ckpt ls {store.url}",
+        )
 
 
 def _require_alone(retention: Retention, *, empties: bool) -> None:

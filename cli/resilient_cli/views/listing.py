@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from resilient.vault.registry.catalog import prunes_in
 from resilient_cli.render import Answer, Table, human_size
 from resilient_cli.views.words import NONE, age, count, folder
 
@@ -91,7 +92,13 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         "lost": found.lineage.lost,
         "tags": {name: folder(named) for name, named in found.tags.items()},
         "trash": [
-            {"type": "trashed", "id": one.folder, "since": mark.since, "until": mark.until}
+            {
+                "type": "trashed",
+                "id": one.folder,
+                "since": mark.since,
+                "until": mark.until,
+                "prune": mark.prune,
+            }
             for one, mark in sorted(found.trash.items(), reverse=True)
         ],
     }
@@ -116,9 +123,9 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
 
 
 def _in_trash(found: Listing) -> Iterator[str]:
-    if found.trash:
-        many = count(len(found.trash), "checkpoint")
-        yield f"{many} in the trash; back with: resilient ckpt prune {found.url} --undo"
+    for prune in prunes_in(found.trash):
+        many = count(sum(one.prune == prune for one in found.trash.values()), "checkpoint")
+        yield f"{many} in the trash; back with: resilient ckpt prune {found.url} --undo {prune}"
 
 
 def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:

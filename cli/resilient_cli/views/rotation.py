@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.format.names import parse_trash
 from resilient_cli.render import Answer, Facts, Table, human_size
 from resilient_cli.views.words import NONE, count, duration, folder, part_of_near
 
@@ -60,7 +61,8 @@ def pruning(
         "damaged": {one.folder: why for one, why in plan.damaged.items()},
         "grace_seconds": grace.seconds,
         "later_bytes": found.later_bytes if not plan.held else 0,
-        "undo": _way_back(url, found, plan) or None,
+        "prune": _prune(found, plan) if done else None,
+        "undo": _way_back(url, found, plan) or None if done else None,
         "emptied": [one.folder for one in sorted(found.over, reverse=True)],
     }
     kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
@@ -132,7 +134,14 @@ def _into_trash(
 
 
 def _way_back(url: str, found: Found, plan: RotationPlan) -> str:
-    return f"resilient ckpt prune {url} --undo" if found.into and plan.doomed else ""
+    prune = _prune(found, plan)
+    return f"resilient ckpt prune {url} --undo {prune}" if prune else ""
+
+
+def _prune(found: Found, plan: RotationPlan) -> str | None:
+    """Return the id by which it is taken back; None if nothing is in the trash by it."""
+    mark = parse_trash(found.into) if plan.doomed else None
+    return mark.prune if mark else None
 
 
 def returning(url: str, returned: Returned, *, done: bool) -> Answer:
@@ -146,15 +155,36 @@ def returning(url: str, returned: Returned, *, done: bool) -> Answer:
     document = {
         "repository": url,
         "done": done,
+        "prune": returned.prune,
         "back": [one.folder for one in returned.back],
         "left": {one.folder: why for one, why in returned.left.items()},
+        "others": list(returned.others),
     }
     rows = [(one.folder, "back" if done else "would come back") for one in returned.back]
     rows += [(one.folder, f"stays in the trash: {why}") for one, why in returned.left.items()]
-    back = count(len(returned.back), "checkpoint")
-    said = f"{back} back from the trash." if done else f"{back} would come back."
     ids = tuple(one.folder for one in returned.back)
-    return Answer("ckpt.prune", "undo", document, (Table(("ID", "IS"), tuple(rows)), said), ids)
+    told: tuple[Table | str, ...] = (
+        Table(("ID", "IS"), tuple(rows)),
+        *_told_of(url, returned, done=done),
+    )
+    return Answer("ckpt.prune", "undo", document, told, ids)
+
+
+def _told_of(url: str, returned: Returned, *, done: bool) -> Iterator[str]:
+    back = count(len(returned.back), "checkpoint")
+    if not (returned.back or returned.left):
+        yield (
+            f"Nothing of the prune {returned.prune} is in the trash: it was taken back before, "
+            "or the trash was emptied."
+        )
+    elif done:
+        yield f"{back} back from the trash, of the prune {returned.prune}."
+    else:
+        yield f"{back} would come back, of the prune {returned.prune}."
+    if returned.others:
+        many = count(len(returned.others), "other prune")
+        again = f"resilient ckpt prune {url} --undo {returned.others[0]}"
+        yield f"{many} in the trash; the newest comes back with: {again}"
 
 
 def tagging(url: str, tag: Tag) -> Answer:

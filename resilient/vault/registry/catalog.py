@@ -102,6 +102,11 @@ def trash_of(folders: Mapping[CheckpointId, Collection[str]]) -> dict[Checkpoint
     return found
 
 
+def prunes_in(trash: Mapping[CheckpointId, Trashed]) -> tuple[str, ...]:
+    """Return the ids of the prunes that let go what is in the trash, newest first."""
+    return tuple(sorted({mark.prune for mark in trash.values()}, reverse=True))
+
+
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     """Return a committed checkpoint's manifest, proved.
 

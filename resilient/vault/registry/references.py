@@ -94,11 +94,9 @@ def absent(store: Store, ref: str) -> NothingToResume:
             f"no checkpoint `{ref}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
         )
     mark = trash[one]
-    later = len({other.since for other in trash.values() if other.since > mark.since})
-    first = f"; {later} later prunes are undone before its own" if later else ""
     return NothingToResume(
-        f"{one} was pruned, and is in the trash of {store.url} until {mark.until}{first}",
-        hint=f"resilient ckpt prune {store.url} --undo",
+        f"{one} was pruned, and is in the trash of {store.url} until {mark.until}",
+        hint=f"resilient ckpt prune {store.url} --undo {mark.prune}",
     )
 
 

@@ -9,7 +9,7 @@ too. Later the manifest in the trash is deleted, and then the files that nobody 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.format.names import parse_trash, trash_name
-from resilient.vault.registry.catalog import folders_of, read_in_trash, trash_of
+from resilient.vault.registry.catalog import folders_of, prunes_in, read_in_trash, trash_of
 from resilient.vault.registry.generations import create_record
 from resilient.vault.rotation.contents import absent_of
 
@@ -117,56 +117,67 @@ class Returned:
     """What came back from the trash.
 
     Attributes:
+        prune: the id of the prune that let them go.
         back: these are committed again.
         left: why others did not come back.
+        others: the ids of other prunes of which something is in the trash, newest first.
     """
 
+    prune: str
     back: tuple[CheckpointId, ...]
     left: Mapping[CheckpointId, str]
+    others: tuple[str, ...] = ()
 
 
-def in_newest_prune(trash: Mapping[CheckpointId, Trashed]) -> tuple[CheckpointId, ...]:
-    """Return what the newest prune let go, newest first."""
-    newest = max((mark.since for mark in trash.values()), default="")
-    return tuple(sorted((one for one, mark in trash.items() if mark.since == newest), reverse=True))
-
-
-def look_into_trash(store: Store) -> tuple[CheckpointId, ...]:
-    """Return what would come back: what the newest prune let go.
+def look_into_trash(store: Store, prune: str = "") -> Returned:
+    """Return what would come back.
 
     Crash: reads only.
 
+    Args:
+        store: the repository.
+        prune: as of :func:`bring_back`.
+
     Raises:
-        NothingToResume: nothing is in the trash.
+        NothingToResume: nothing is in the trash, and no prune was named.
         StoreError: the store failed.
     """
-    return in_newest_prune(_require_trash(store, folders_of(store)))
+    return _chosen(store, trash_of(folders_of(store)), prune)
 
 
-def bring_back(store: Store) -> Returned:
-    """Bring back what the newest prune let go, as far as it is all there.
+def bring_back(store: Store, prune: str = "") -> Returned:
+    """Bring back what a prune let go, as far as it is all there.
 
-    Crash: each is in the trash or committed again; the same again ends it.
+    Crash: each is in the trash or committed again; the same again ends it. If it names the prune,
+    it never brings back more than that, however often it is given.
+
+    Args:
+        store: the repository.
+        prune: its id; empty for the newest of which something is in the trash.
+
+    Returns:
+        What came back: nothing if nothing of the prune that was named is in the trash.
 
     Raises:
-        NothingToResume: nothing is in the trash.
+        NothingToResume: nothing is in the trash, and no prune was named.
         StoreError: the store failed.
     """
     folders = folders_of(store)
-    trash = _require_trash(store, folders)
-    chosen = in_newest_prune(trash)
-    left = {one: why for one in chosen if (why := _bring(store, one, trash[one], folders))}
-    return Returned(tuple(one for one in chosen if one not in left), left)
-
-
-def _require_trash(store: Store, folders: Folders) -> Mapping[CheckpointId, Trashed]:
     trash = trash_of(folders)
-    if not trash:
+    chosen = _chosen(store, trash, prune)
+    left = {one: why for one in chosen.back if (why := _bring(store, one, trash[one], folders))}
+    return replace(chosen, back=tuple(one for one in chosen.back if one not in left), left=left)
+
+
+def _chosen(store: Store, trash: Mapping[CheckpointId, Trashed], prune: str) -> Returned:
+    if not (trash or prune):
         raise NothingToResume(
             f"nothing is in the trash of {store.url}: nothing was pruned, or its time was over",
             hint=f"resilient ckpt ls {store.url}",
         )
-    return trash
+    prune = prune or prunes_in(trash)[0]
+    back = sorted((one for one, mark in trash.items() if mark.prune == prune), reverse=True)
+    return Returned(prune, tuple(back), {}, tuple(one for one in prunes_in(trash) if one != prune))
 
 
 def _bring(store: Store, checkpoint: CheckpointId, mark: Trashed, folders: Folders) -> str:

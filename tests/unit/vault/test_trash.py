@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from manifests import begin, frozen_parts_of, save
 
@@ -11,10 +13,10 @@ from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.memory import MemoryStore
 from resilient.vault.health.records import verify_records
 from resilient.vault.reading.read import read
-from resilient.vault.registry.catalog import committed, folders_of, lineage, trash_of
+from resilient.vault.registry.catalog import committed, folders_of, lineage, prunes_in, trash_of
 from resilient.vault.registry.retention import Retention
 from resilient.vault.rotation.rotate import carry_out, look, rotate
-from resilient.vault.rotation.trash import Grace, bring_back, look_into_trash
+from resilient.vault.rotation.trash import Grace, Returned, bring_back, look_into_trash
 from resilient.vault.tiers.tiers import TieredStore, adopt_manifests
 
 HOUR = 3600.0
@@ -78,7 +80,7 @@ def test_what_goes_is_nowhere_and_comes_back_bit_for_bit(store):
     assert lineage(store).candidates == (first(5), first(4))
     assert not lineage(store).skipped
     assert set(before) - set(store.objects) == {first(one).manifest_key for one in (1, 2, 3)}
-    assert look_into_trash(store) == (first(3), first(2), first(1))
+    assert look_into_trash(store).back == (first(3), first(2), first(1))
     returned = bring_back(store)
     assert (returned.back, returned.left) == ((first(3), first(2), first(1)), {})
     assert store.objects == before
@@ -94,6 +96,34 @@ def test_each_prune_comes_back_by_itself_the_newest_first(store):
     assert bring_back(store).back == (first(3), first(2))
     assert bring_back(store).back == (first(1),)
     assert steps(store) == [5, 4, 3, 2, 1]
+
+
+def test_an_undo_that_names_its_prune_brings_back_that_one_however_often_it_is_given(store):
+    whole = dict(store.objects)
+    prune(store, keep_last=4, hour=0)
+    prune(store, keep_last=2, hour=1)
+    newer, older = prunes_in(trash_of(folders_of(store)))
+    assert look_into_trash(store).prune == look_into_trash(store, newer).prune == newer
+    assert bring_back(store, newer) == Returned(newer, (first(3), first(2)), {}, (older,))
+    for _ in range(2):
+        assert bring_back(store, newer) == Returned(newer, (), {}, (older,))
+    assert steps(store) == [5, 4, 3, 2]
+    assert bring_back(store).prune == older
+    assert bring_back(store, older) == Returned(older, (), {})
+    assert store.objects == whole
+
+
+def test_an_older_prune_is_taken_back_before_a_newer_one(store):
+    whole = dict(store.objects)
+    prune(store, keep_last=4, hour=0)
+    prune(store, keep_last=2, hour=1)
+    newer, older = prunes_in(trash_of(folders_of(store)))
+    assert bring_back(store, older).back == (first(1),)
+    assert steps(store) == [5, 4, 1]
+    rotate(store, Retention(keep_last=9), 1, written=first(5), grace=Grace(Clock(2)))
+    read(store, first(1))
+    assert bring_back(store, newer).back == (first(3), first(2))
+    assert store.objects == whole
 
 
 def test_a_rotation_frees_it_once_its_time_is_over_and_not_before(store):
@@ -230,6 +260,22 @@ def test_an_undo_whose_answer_was_lost_ends_when_it_is_given_again(store, kind):
         assert trashed | set(there) == {1, 2, 3, 4, 5}, "nothing is lost"
         if kind is not Kind.BROKEN_AFTER:
             assert trashed == {1, 2}, "nothing else comes back"
+
+
+@pytest.mark.parametrize("kind", LOST, ids=lambda kind: kind.name)
+def test_an_undo_that_names_its_prune_and_is_given_twice_brings_back_no_older_one(store, kind):
+    prune(store, keep_last=3)
+    prune(store, keep_last=2, hour=1)
+    before = dict(store.objects)
+    newer, older = prunes_in(trash_of(folders_of(store)))
+    bring_back(counted := FaultyStore(held(before)), newer)
+    for at in range(counted.operations):
+        again = held(before)
+        with suppress(StoreError):
+            bring_back(FaultyStore(again, FaultPlan(0, [Fault(at, kind)])), newer)
+        assert bring_back(again, newer).others == (older,)
+        assert steps(again) == [5, 4, 3]
+        assert prunes_in(trash_of(folders_of(again))) == (older,)
 
 
 def test_an_undo_is_done_though_the_answer_to_its_last_operation_was_lost(store):
