@@ -9,6 +9,13 @@ PAGE = "tests/cli/test_inspector_page.py"
 
 MUTANTS = [
     Mutant(
+        "the tabs of a narrow page stand in two rows",
+        "cli/resilient_cli/page/style.py",
+        "nav{gap:0}nav a{padding:7px 9px}",
+        "",
+        "tests/process/test_inspector_views.py -k tree_sizes",
+    ),
+    Mutant(
         "cells that are joined begin where the first one did",
         "resilient/comparison/histograms.py",
         "(first + np.arange(len(counts), dtype=np.int64)) >> min(bits, _FAR_BITS)",

@@ -126,7 +126,8 @@ table.numbers th,table.numbers td{padding:2px 24px 2px 0}
 #live{position:fixed;right:12px;bottom:10px;padding:2px 10px;border:1px solid var(--line);
 border-radius:12px;background:var(--card);font-size:13px}
 .one{stroke-width:6}.k1{stroke:var(--a)}.k0{stroke:var(--b)}.gone{stroke:var(--gone);stroke-width:2.4}
-@media(max-width:640px){table.numbers :is(th,td){padding-right:10px!important;font-size:13px}
+@media(max-width:640px){nav{gap:0}nav a{padding:7px 9px}
+table.numbers :is(th,td){padding-right:10px!important;font-size:13px}
 html{scroll-padding-top:10px}
 svg.small text{font-size:14px}
 header{position:static}tbody th{min-width:150px}
