@@ -27,19 +27,20 @@ _NOTHING = "Nothing was written or deleted."
 _OLDER = "Checkpoints that were committed before are untouched."
 _LS = "resilient ckpt ls REPO"
 _DOCTOR = "resilient doctor --repo REPO"
-_SAME = "start the same command again: it resumes from the newest whole checkpoint"
+_SAME = "resilient train ..., the same command again: it resumes from the newest whole checkpoint"
+_LOGS = "resilient logs RUN, for the first failure"
 
 EXPLANATIONS = {
     "RES-ERROR": Explanation(
         "Something failed that has no id of its own, or the program has a bug.",
         _OLDER,
-        ("run the same command with --debug for the traceback",),
+        ("resilient COMMAND --debug, the same again, for the traceback",),
     ),
     "RES-CONFIG": Explanation(
         "A setting is missing, unknown, of the wrong kind, or contradicts another. The message "
         "names it and where it came from.",
         _NOTHING,
-        ("mend the setting that the message names", "resilient train --dry-run ..."),
+        ("resilient config check FILE", "resilient train --dry-run ..., once it is mended"),
     ),
     "RES-USAGE": Explanation(
         "The command line has an option or an argument that the command does not know.",
@@ -49,7 +50,7 @@ EXPLANATIONS = {
     "RES-STORE": Explanation(
         "The storage refused something and gave a reason that is no other id's.",
         _OLDER,
-        (_DOCTOR, "run the same command with --debug for what the storage said"),
+        (_DOCTOR, "resilient COMMAND --debug, the same again, for what the storage said"),
     ),
     "RES-STORE-404": Explanation(
         "An object that was asked for by name is not in the store: another process deleted it, "
@@ -61,7 +62,10 @@ EXPLANATIONS = {
         "An object was to be created and must not exist, and it does: two processes wanted the "
         "same name. This is how lives of a run keep out of each other's way.",
         "What was there is as it was.",
-        (_LS, "end the other process, or use another repository"),
+        (
+            "resilient ckpt unlock REPO, for who writes there",
+            "resilient stop RUN, of the other job",
+        ),
     ),
     "RES-STORE-503": Explanation(
         "The store did not answer, throttled, or the network to it is down. It was tried again "
@@ -73,30 +77,30 @@ EXPLANATIONS = {
         "The disk or the quota of the store is full.",
         _OLDER,
         (
+            "resilient ckpt prune REPO --keep-last 3 --grace 0 --dry-run",
             "make space, then start the same command again",
-            "resilient ckpt prune REPO --keep-last 3 --dry-run",
         ),
     ),
     "RES-STORE-403": Explanation(
         "Credentials are missing, expired or too weak, or the mode bits or a read-only mount "
         "forbid it.",
         _NOTHING,
-        ("renew the credentials in RESILIENT_STORAGE_OPTIONS or the environment", _DOCTOR),
+        (_DOCTOR, "renew the credentials in RESILIENT_STORAGE_OPTIONS or the environment"),
     ),
     "RES-STORE-EXCL": Explanation(
         "The store cannot create an object only if it is absent, so it cannot stop two jobs "
         "from writing to one repository.",
         _NOTHING,
         (
-            "use a store that can: resilient help storage",
-            "promise by --single-writer that no second job writes there",
+            "resilient help storage, for stores that can",
+            "resilient train --single-writer ..., to promise that no second job writes there",
         ),
     ),
     "RES-REPO-404": Explanation(
         "No run ever began at this URL. Often the URL is misspelled, or the credentials see "
         "another account.",
         _NOTHING,
-        ("look at the URL", _DOCTOR),
+        (_DOCTOR, "resilient help storage, for how a URL is written"),
     ),
     "RES-RESUME-NONE": Explanation(
         "The repository has no checkpoint that the reference names.",
@@ -106,13 +110,13 @@ EXPLANATIONS = {
     "RES-SCRIPT-404": Explanation(
         "The script to train with is not a file, or the module cannot be found.",
         _NOTHING,
-        ("look at the path; it is read from the folder that the command is started in",),
+        ("resilient train --dry-run SCRIPT, from the folder that its path begins in",),
     ),
     "RES-RUN-404": Explanation(
         "A command wants to speak to the launcher of a run, and none that began on this machine "
         "is alive: it ended, was killed, or runs on another machine.",
         _NOTHING,
-        ("resilient status RUN", "run the command on the machine that the message names"),
+        ("resilient status RUN", "ssh HOST resilient stop RUN, with the host of the message"),
     ),
     "RES-CLUSTER-503": Explanation(
         "The API server of Kubernetes did not answer kubectl, or was too busy to.",
@@ -170,7 +174,7 @@ EXPLANATIONS = {
     "RES-CKPT-LAYOUT": Explanation(
         "What lies there is no checkpoint of any tool that is known.",
         _NOTHING,
-        ("look at the path: name the folder of one checkpoint, or of the repository",),
+        ("resilient ckpt inspect PATH, of the folder of one checkpoint", _LS),
     ),
     "RES-STATE-UNSAVABLE": Explanation(
         "A state dict holds a value that only pickle could save. Checkpoints hold tensors and "
@@ -187,13 +191,13 @@ EXPLANATIONS = {
         "Another rank ended or went silent while a checkpoint was being saved, so it was not "
         "committed: half of one is worth nothing.",
         _OLDER,
-        ("look for the first failure in the report of the launcher", _SAME),
+        (_LOGS, _SAME),
     ),
     "RES-FENCED": Explanation(
         "A newer life of this run exists; this process is one that everybody thought dead, or a "
         "second job was started on the repository.",
         "The newer life's work is untouched, and this one writes nothing more.",
-        (_LS, "end one of the two jobs"),
+        (_LS, "resilient stop RUN, of one of the two jobs"),
     ),
     "RES-WRITER-ALIVE": Explanation(
         "`resilient ckpt unlock --yes` was to shut out whatever writes to the repository, and a "
@@ -204,31 +208,31 @@ EXPLANATIONS = {
     "RES-PEER": Explanation(
         "Another rank could not do its part. The message names the rank that failed first.",
         _OLDER,
-        ("look at that rank's own error", _SAME),
+        ("resilient logs RUN --rank RANK, for its own error", _SAME),
     ),
     "RES-DEADLINE": Explanation(
         "Something did not happen in time: a rank hangs, a store is slow, or the time is short "
         "for this machine.",
         _OLDER,
-        ("raise the option that the message names, when it was only slow", _SAME),
+        ("resilient doctor --repo REPO, for how slow the store is", _SAME),
     ),
     "RES-CRASH-LOOP": Explanation(
         "The run failed again and again without a new checkpoint, so starting it once more would "
         "not help.",
         _OLDER,
-        ("look at the first failure in the report above", "resilient report RUN"),
+        (_LOGS, "resilient report RUN"),
     ),
     "RES-NUMBERS": Explanation(
         "The loss became NaN, infinite or far from what it was, and going back and leaving out "
         "data did not help.",
         _OLDER,
-        ("lower the learning rate, or clip gradients", "resilient ckpt ls REPO"),
+        (_LS, "lower the learning rate, or clip gradients"),
     ),
     "RES-WORKER": Explanation(
         "A worker of the launcher ended with an error of the script. The report names rank, exit "
         "code or signal, and the traceback.",
         _OLDER,
-        ("mend what the traceback names", _SAME),
+        ("resilient logs RUN, for the traceback", _SAME),
     ),
     "RES-PREEMPTED": Explanation(
         "The job was asked to stop, saved the agreed step, and ended in good order.",
