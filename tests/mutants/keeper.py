@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "what a keeper could not write stays on a full disk",
         "resilient/vault/keeper/link.py",
-        "            _free(desk, job)\n",
+        "            free(desk, job)\n",
         "",
         "tests/process/test_keeper_memory.py -k could_not_write",
     ),
