@@ -185,7 +185,8 @@ class ResilientAgent(SimpleElasticAgent):
             outcome, failures = self._watch()
         finally:
             self._stop_workers(group)
-        self._tell_end(outcome)
+        attempt, step = _name_of(self._life), self._health.last_step()
+        self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds))
         is_met_again = outcome.kind is Kind.UNREACHABLE and self.comeback.is_wanted
         return (Outcome(Kind.REGROUPED) if is_met_again else outcome), failures
 
@@ -213,10 +214,6 @@ class ResilientAgent(SimpleElasticAgent):
             elsewhere.stop()
             members.stop()
             self._roster.tell(members.lost)
-
-    def _tell_end(self, outcome: Outcome) -> None:
-        attempt, step = _name_of(self._life), self._health.last_step()
-        self._emit(LifeEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds))
 
     def _report(self, failures: list[Failure], action: Action) -> None:
         follows = _name_next(action, self._number + 1, self._judge.restarts_left)
