@@ -143,8 +143,9 @@ class LifeWatch:
         seen = self._health.evidence()
         self.failures = find_failures(self._group.exits, before_seconds, seen)
         first = self.failures[0]
-        # Whoever waited for a rank that hangs elsewhere ends once that one is killed.
-        is_theirs = self._elsewhere.is_to_blame
+        # Whoever waited for a rank that hangs elsewhere ends once that one is killed, and says so
+        # or aborts. One that was killed itself, for memory or with its host, did not end of that.
+        is_theirs = self._elsewhere.is_to_blame and first.status != -signal.SIGKILL
         outcome = Outcome(
             Kind.FAILED,
             status=first.status,

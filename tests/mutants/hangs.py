@@ -9,6 +9,7 @@ STANDING = "tests/unit/agent/test_standing.py"
 ELSEWHERE = "tests/unit/agent/test_elsewhere.py"
 BEAT = "tests/unit/test_beat.py"
 LOOPS = "tests/process/test_hangs_of_loops.py"
+KILLED_HERE = "tests/unit/agent/test_ends_beside_a_hang.py"
 ADAPTERS = "tests/process/test_adapters.py -k get_on"
 MEMBERS = "tests/unit/agent/test_membership.py"
 HOOK = "register_step_post_hook(self.beat.end_step)"
@@ -168,5 +169,19 @@ MUTANTS = [
         "            self._beat.begin_step()\n",
         "            pass\n",
         f"{ADAPTERS} and lightning",
+    ),
+    Mutant(
+        "a rank that was killed here ended because of a hang elsewhere",
+        "resilient/agent/watch.py",
+        "self._elsewhere.is_to_blame and first.status != -signal.SIGKILL",
+        "self._elsewhere.is_to_blame",
+        KILLED_HERE,
+    ),
+    Mutant(
+        "who only waited for a rank that hangs elsewhere is to blame",
+        "resilient/agent/watch.py",
+        "self._elsewhere.is_to_blame and first.status != -signal.SIGKILL",
+        "False",
+        KILLED_HERE,
     ),
 ]
