@@ -30,9 +30,18 @@ GRACE_SECONDS = 10.0
 TWO = ("--nproc-per-node", "2", "--repo", "repo", "--grace", str(GRACE_SECONDS), "--events", "e")
 
 
-def failed(agent):
+def told(agent, name):
     lines = (agent.folder / "e" / "agent.jsonl").read_text(encoding="utf-8").splitlines()
-    return next(one for one in map(json.loads, lines) if one["event"] == "WorkerFailed")
+    return next(one for one in map(json.loads, lines) if one["event"] == name)
+
+
+def spare_seconds(agent):
+    """Return what a stop had left when all was done but the end of the agent's interpreter.
+
+    How long that takes is the machine's business: a very busy one needs seconds for it.
+    """
+    asked = told(agent, "StopRequested")
+    return asked["monotonic"] + asked["grace_seconds"] - told(agent, "RunEnded")["monotonic"]
 
 
 @pytest.mark.parametrize("survivor", [WAITS, FAILS, SAVES], ids=["waits", "fails", "saves"])
@@ -42,10 +51,10 @@ def test_a_killed_rank_of_a_stopped_run_ends_it_with_75_where_something_is_commi
     agent = train(SAVED + DIES.format(survivor=survivor), *TWO)
     agent.wait_for("ready", 2)
     agent.send(signal.SIGTERM)
-    began = time.monotonic()
     assert agent.end() == 75, agent.err
-    assert time.monotonic() - began < GRACE_SECONDS, "it left within the deadline"
-    assert (failed(agent)["rank"], failed(agent)["status"]) == (1, -9), agent.err
+    assert spare_seconds(agent) > 0, "it left within the deadline"
+    failed = told(agent, "WorkerFailed")
+    assert (failed["rank"], failed["status"]) == (1, -9), agent.err
     assert "rank 1 failed first in life 1: SIGKILL" in agent.err
     assert "the work since checkpoint-20-g1 is lost at most" in agent.err
 
