@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch.optim.lr_scheduler import LRScheduler
 
+    from resilient.checkpointer import Checkpointer
     from resilient.state.capture import Stateful
     from resilient.strategies.strategy import Strategy, Updates
     from resilient.train.callbacks.callback import CallbackHandler
@@ -80,6 +81,8 @@ def assemble(
     args, session = hooks.args, hooks.session
     cursor, deal = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
+    gate = session.stop_gate(topic)
+    into = session.checkpointer(session.emit, topic, gate)
     state.max_steps = plan.planned_steps(args, deal, cursor, done=0)
     optimizer, scheduler = hooks.make_optimizer_and_scheduler(state.max_steps)
     schedules.require_evaluations(args, scheduler, hooks.eval_sets)
@@ -108,8 +111,8 @@ def assemble(
         deal=deal,
         meters=meters,
         counter=_counter_for(hooks, state),
-        saver=_saver_for(hooks, state, topic, parts, best),
-        gate=session.stop_gate(topic),
+        saver=_saver_for(hooks, state, into, parts, best),
+        gate=gate,
         accumulation=args.gradient_accumulation_steps,
         scheduled_steps=state.max_steps,
         watch=watch,
@@ -122,13 +125,13 @@ def assemble(
 
 
 def _saver_for(
-    hooks: TrainerHooks, state: TrainerState, topic: str, parts: dict[str, Part], best: Best
+    hooks: TrainerHooks, state: TrainerState, into: Checkpointer, parts: dict[str, Part], best: Best
 ) -> HoldingSaver:
     """Return what saves the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
     return HoldingSaver(
-        session.checkpointer(session.emit, topic),
+        into,
         parts,
         # How data is cut may change in the middle of a run.
         about=lambda: about_run(hooks.args, sampler.cursor, deal_of(hooks), strategy.name),

@@ -76,7 +76,7 @@ def go_back(trainer: Trainer, run: Run, broken: str) -> RolledBack:
     run.settle_counts()
     resumed = None
     if run.saver.has_saved:
-        checkpointer = session.checkpointer(session.emit, session.next_topic())
+        checkpointer = session.checkpointer(session.emit, session.next_topic(), run.gate)
         resumed = run.saver.begin_again(checkpointer)
     if resumed is None:
         raise _given_up(step, broken, "there is no checkpoint to go back to")

@@ -80,8 +80,8 @@ class Session:
         """The launcher's, else the script's, else the output folder."""
         return self.gang.launch.repo or self.args.repo or self.args.output_dir
 
-    def checkpointer(self, emit: Emitter, topic: str) -> Checkpointer:
-        """Open the repository.
+    def checkpointer(self, emit: Emitter, topic: str, gate: StopGate) -> Checkpointer:
+        """Open the repository; the gate knows how much time is left.
 
         Raises:
             ConfigError: this process trained something else there.
@@ -105,7 +105,7 @@ class Session:
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,
             scope=topic,
-            keeper=self._keeper(),
+            keeper=self._keeper(gate),
             near_url=args.near_repo,
             tiering=_tiering(args),
             require_signature=launch.require_signature,
@@ -129,14 +129,17 @@ class Session:
         board = self.gang.board
         return Comms(board.another() if board else MemoryBoard(), self.world, scope)
 
-    def _keeper(self) -> KeeperAddress | None:
+    def _keeper(self, gate: StopGate) -> KeeperAddress | None:
         """Return where this host's keeper is, if the launcher has started one."""
         launch = self.gang.launch
         if not launch.keeper:
             return None
         file = f"rank-{self.world.rank}.jsonl"
         return KeeperAddress(
-            launch.keeper, launch.host, events=str((self.events / file).absolute())
+            launch.keeper,
+            launch.host,
+            events=str((self.events / file).absolute()),
+            left_seconds=lambda: gate.left_seconds,
         )
 
     def _claim_repository(self) -> None:

@@ -209,3 +209,53 @@ class Pacing:
     def end(self) -> None:
         """Nothing is persisted from here on: how training uses the cores now counts."""
         self._since = self._machine.cores.read()
+
+
+class Pacer:
+    """Paces the saves of one rank, which others may hasten and whose end makes haste for good.
+
+    Args:
+        pacing: the paces of its life.
+    """
+
+    def __init__(self, pacing: Pacing | None = None) -> None:
+        self.pacing = pacing or Pacing()
+        self.pace: SavePace | None = None
+        self._is_left = False
+        self._lock = threading.Lock()
+
+    @property
+    def rested_seconds(self) -> float:
+        """How long the last save rested."""
+        return self.pace.rested_seconds if self.pace else 0.0
+
+    def begin(self, size_bytes: int, began_seconds: float, seconds_max: float) -> SavePace:
+        """Return the pace of a save; who is gone leaves no training to disturb.
+
+        Args:
+            size_bytes: of the save.
+            began_seconds: as for ``Pacing.begin``.
+            seconds_max: as for ``Pacing.begin``.
+        """
+        with self._lock:
+            self.pace = self.pacing.begin(size_bytes, began_seconds, seconds_max)
+            if self._is_left:
+                self.pace.hurry()
+            return self.pace
+
+    def hurry(self) -> None:
+        """Somebody waits for the save in flight."""
+        with self._lock:
+            if self.pace is not None:
+                self.pace.hurry()
+
+    def leave(self) -> None:
+        """The rank is gone: none of its saves rests any more."""
+        with self._lock:
+            self._is_left = True
+            if self.pace is not None:
+                self.pace.hurry()
+
+    def end(self) -> None:
+        """Nothing is persisted from here on."""
+        self.pacing.end()

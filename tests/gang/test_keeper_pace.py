@@ -32,12 +32,13 @@ class Host:
         self.rank = open_one(self, self.url)
         self.rank.resume({})
         (self.seat,) = self.keeper._seats
-        self.seat._pacing = resting(BYTES, REST_SECONDS)
+        self.seat.pacer.pacing = resting(BYTES, REST_SECONDS)
 
     def save(self) -> None:
         """Begin a save, and return when the keeper rests."""
         self.rank.save(1, weight(1, SIZE), About())
-        wait_until(lambda: self.seat._pace and self.seat._pace._done_bytes)
+        pacer = self.seat.pacer
+        wait_until(lambda: pacer.pace and pacer.pace._done_bytes)
         time.sleep(0.2)
         assert self.seat.is_busy
         assert self.rank.committed() == []
@@ -95,6 +96,5 @@ def test_a_rank_hears_how_long_its_save_rested(host):
 
 def test_a_save_of_who_is_gone_never_rests(host):
     host.seat.leave()
-    desk, job = host.rank._desk, type("Job", (), {"size_bytes": BYTES, "streamed": ()})
-    job.began_seconds = time.monotonic()
-    assert host.seat._pace_of(desk, job)._hurry.is_set()
+    pace = host.seat.pacer.begin(BYTES, time.monotonic(), REST_SECONDS)
+    assert pace._hurry.is_set()

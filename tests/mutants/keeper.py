@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant(
         "a keeper that is gone is taken for a durable save",
         "resilient/vault/keeper/link.py",
-        "attempt(lambda: find_verdict(*handed, self.board, failed.message))",
+        "attempt(lambda: find_verdict(*handed, board, failed.message))",
         "None",
         f"{ALONE} -k heard_of_at_once",
     ),

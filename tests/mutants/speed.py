@@ -202,15 +202,15 @@ MUTANTS = [
     Mutant(
         "a keeper's save whose rank is gone rests on",
         "resilient/vault/keeper/seat.py",
-        "            self._is_left = True\n            self._hasten()\n",
-        "            self._is_left = True\n",
+        "            self.pacer.leave()\n",
+        "",
         KEEPER_PACE,
     ),
     Mutant(
         "a save that is begun for who is gone rests",
-        "resilient/vault/keeper/seat.py",
-        "            if self._is_left or job.streamed:",
-        "            if job.streamed:",
+        "resilient/vault/pace.py",
+        "            if self._is_left:\n                self.pace.hurry()\n",
+        "",
         KEEPER_PACE,
     ),
     Mutant(
@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant(
         "a keeper is not told that somebody waits",
         "resilient/vault/keeper/link.py",
-        "        if self._listener.is_alive():\n",
+        "        if listener.is_listening:\n",
         "        if False:\n",
         KEEPER_PACE,
     ),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,3 +85,30 @@ def test_resilient_stop_saves_the_last_step_and_waits_for_the_end(tmp_path):
         last = job.steps()[-1]["step"]
     assert (asked.returncode, f"pid {job.process.pid}: exit 75" in said) == (0, True)
     assert committed(open_store(str(tmp_path)))[0].step == last
+
+
+def keeper_of(job: Job) -> int:
+    """Return the keeper's process of an agent."""
+    pids = tree(job.process.pid)
+    return next(pid for pid in pids if b"vault.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.mark.parametrize("save_steps", ["100000", "1"])
+def test_a_keeper_that_is_stopped_costs_a_preemption_no_step(tmp_path, save_steps):
+    options = ("--steps", "100000", "--save-steps", save_steps, "--pause", "0.05")
+    with Job(tmp_path, *options, launch=("--grace", "12")) as job:
+        job.wait_for_step(6)
+        job.wait_for_step(6, rank=1)
+        keeper = keeper_of(job)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            time.sleep(0.5)
+            began = time.monotonic()
+            job.process.send_signal(signal.SIGTERM)
+            assert job.wait() == 75, job.said()
+            assert time.monotonic() - began < 12 + 8
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(keeper, signal.SIGKILL)
+        last = {job.steps(rank)[-1]["step"] for rank in range(2)}
+    assert {committed(open_store(str(tmp_path)))[0].step} == last

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import PeerFailed, ResilientError
 from resilient.world.agreement import Failure
 from resilient.world.lines import BadLine, Lines
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # The keeper answers within a slice, so silence for much longer means that it is stuck.
 SILENCE_SECONDS = 15.0
+# One that is only slow answers sooner than this, however little time is left.
+_SILENCE_SECONDS_MIN = 2.0
+_SILENT_SHARE = 1 / 3
+_LOOK_SECONDS = 0.5
+
+
+def never() -> float:
+    """Return how long a process has that nobody has told to end."""
+    return math.inf
 
 
 class Conversation:
@@ -22,20 +36,24 @@ class Conversation:
 
     Args:
         path: of the keeper's socket.
+        left_seconds: until this process must be gone, asked again and again while the keeper is
+            silent: a stop may come meanwhile.
 
     Attributes:
         is_over: whether nothing can be told any more.
+        is_silent: whether that is because no answer came in time; else the keeper ended.
 
     Raises:
         PeerFailed: nobody listens there.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, left_seconds: Callable[[], float] = never) -> None:
+        self._left_seconds = left_seconds
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.settimeout(SILENCE_SECONDS)
         self._lines = Lines(self._connection)
         self._unread = 0
-        self.is_over = False
+        self.is_over = self.is_silent = False
         try:
             self._connection.connect(path)
         except OSError as error:
@@ -49,6 +67,7 @@ class Conversation:
             PeerFailed: the keeper is gone.
         """
         try:
+            self._connection.settimeout(self._silence_seconds)
             self._lines.send({"verb": verb, **message})
         except OSError as error:
             raise self._gone(str(error)) from error
@@ -91,18 +110,42 @@ class Conversation:
     def _next(self) -> dict[str, Any]:
         self._unread -= 1
         try:
-            answer = self._lines.receive()
+            answer = self._receive()
         except (OSError, BadLine) as error:
             raise self._gone(str(error)) from error
         if answer is None:
             raise self._gone("it closed the connection")
         return answer
 
+    def _receive(self) -> dict[str, Any] | None:
+        began_seconds = time.monotonic()
+        while True:
+            self._connection.settimeout(_LOOK_SECONDS)
+            try:
+                return self._lines.receive()
+            except TimeoutError:
+                if time.monotonic() - began_seconds >= self._silence_seconds:
+                    self.is_silent = True
+                    raise
+
+    @property
+    def _silence_seconds(self) -> float:
+        return silence_seconds_max(self._left_seconds())
+
     def _gone(self, why: str) -> PeerFailed:
         # A late answer would be taken for that of another question.
         self.close()
         self._unread = 0
         return PeerFailed(f"the keeper is gone: {why}")
+
+
+def silence_seconds_max(left_seconds: float) -> float:
+    """Return how long to wait for a silent keeper, so that what it was to do can be done after all.
+
+    Args:
+        left_seconds: until this process must be gone; infinite if nobody says so.
+    """
+    return max(min(left_seconds * _SILENT_SHARE, SILENCE_SECONDS), _SILENCE_SECONDS_MIN)
 
 
 def tell_once(path: str, verb: str, **message: Any) -> None:

@@ -10,6 +10,7 @@ from resilient.format.signature import Signing, SigningKey
 from resilient.storage.open import local_path, open_store
 from resilient.storage.urls import protocol_of
 from resilient.vault.desk import Limits
+from resilient.vault.keeper.conversation import never
 from resilient.vault.saving.near import with_near_tier
 from resilient.vault.saving.promoter import Promoter
 from resilient.vault.saving.tiering import Tiering
@@ -20,7 +21,7 @@ from resilient.world.serving import Address
 from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from resilient.clock import Clock
     from resilient.format.names import CheckpointId
@@ -43,6 +44,8 @@ class KeeperAddress:
         events: file that the keeper's events are appended to; empty for none.
         storage_options: how to reach the repository; goes over the socket that only this user
             may open, and is never shown.
+        left_seconds: until this rank's process must be gone, at any moment: a keeper that is
+            silent is not waited for longer than a share of it.
     """
 
     path: str
@@ -52,6 +55,7 @@ class KeeperAddress:
     tiering: Tiering | None = None
     events: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    left_seconds: Callable[[], float] = field(default=never, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Keeper:
 
     def _hurry(self, url: str) -> None:
         for one in self._saving_to(url):
-            one.hurry()
+            one.pacer.hurry()
 
     def _saving_to(self, url: str) -> list[Seat]:
         with self._lock:

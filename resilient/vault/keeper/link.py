@@ -8,7 +8,6 @@ in each rank, as without a keeper.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from resilient.vault.keeper.guest import (
 )
 from resilient.vault.keeper.handover import to_json
 from resilient.vault.keeper.leased import Leased, Share
-from resilient.vault.keeper.stream import feed
+from resilient.vault.keeper.listener import Listener
 from resilient.vault.keeper.verdict import find_verdict, free
 from resilient.vault.reading.held import Held
 from resilient.vault.reading.recall import RecallingStore
@@ -38,9 +37,8 @@ from resilient.world.agreement import Failure, agree, attempt
 from resilient.world.serving import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from resilient.format.shard import Lending
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.saving.persist import Job
@@ -62,13 +60,13 @@ class KeeperPersister:
         self._fallback = fallback
         self._talk: Conversation | None = None
         self.board: Address | None = None
+        self._own_board: Address | None = None
         self._why_not = "it was not asked yet"
         self._is_announced = False
         self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
         self._handed: tuple[Desk, Job] | None = None
         self._ended: Any = None
-        self._listener: threading.Thread | None = None
-        self._heard: Any = None
+        self._listener: Listener | None = None
         self._is_last_kept = False
         self.took_seconds = self.rested_seconds = 0.0
 
@@ -146,10 +144,7 @@ class KeeperPersister:
         sent["tiers"] = tiers_to_json(desk)
         # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
         attempt(lambda: self._to().tell("save", **sent))
-        self._listener = threading.Thread(
-            target=self._listen, args=(desk, job, slots), name="resilient-listen", daemon=True
-        )
-        self._listener.start()
+        self._listener = Listener(self._to, job, slots, desk.clock)
         if way["streams"]:
             self._ended = attempt(self._see_to_its_end)
 
@@ -176,19 +171,22 @@ class KeeperPersister:
 
     def _see_to_its_end(self) -> None:
         handed, self._handed = self._handed, None
-        if handed is None or self._listener is None:
-            last = self._fallback
-            last.wait()
-            self.took_seconds, self.rested_seconds = last.took_seconds, last.rested_seconds
+        listener = self._listener
+        if handed is None or listener is None:
+            self._fallback.wait()
+            self._remember(self._fallback)
             return
         self._is_last_kept = True
-        if self._listener.is_alive():
+        if listener.is_listening:
             tell_once(self.address.path, "hurry", url=anywhere(self.address.url))
-        self._listener.join()
-        failed = self._heard
+        failed = listener.join()
+        self._remember(listener)
         if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
+            # A keeper that says nothing here serves no board either.
+            is_mute = self._talk is not None and self._talk.is_silent
+            board = None if is_mute and self.board == self._own_board else self.board
             self._lose(failed.message)
-            failed = attempt(lambda: find_verdict(*handed, self.board, failed.message))
+            failed = attempt(lambda: find_verdict(*handed, board, failed.message))
         desk, job = handed
         if isinstance(failed, Failure):
             self._persist_here(*handed, failed)
@@ -221,7 +219,7 @@ class KeeperPersister:
 
     def _settle(self, desk: Desk) -> dict[str, Any]:
         """Introduce this rank, wait for older saves, and return where the keeper's board is."""
-        talk = self._talk = Conversation(self.address.path)
+        talk = self._talk = Conversation(self.address.path, self.address.left_seconds)
         welcome = talk.ask("hello", **introduction(self.address, desk))
         self._leased.share = Share(**welcome["share"])
         deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
@@ -229,7 +227,9 @@ class KeeperPersister:
         while is_busy and desk.clock.monotonic_seconds() < deadline_seconds:
             is_busy = talk.ask("settle")["is_busy"]
         board: dict[str, Any] = welcome["board"]
-        return board | {"host": board["host"] or self.address.host}
+        board |= {"host": board["host"] or self.address.host}
+        self._own_board = Address.from_json(board)
+        return board
 
     def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
         """Join the keepers' board, and return a store that knows what the keeper holds."""
@@ -280,26 +280,8 @@ class KeeperPersister:
         self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
 
-    def _listen(self, desk: Desk, job: Job, slots: Mapping[str, memoryview]) -> None:
-        self._heard = heard = attempt(lambda: self._hear_verdict(job.streamed, slots))
-        self.rested_seconds = 0.0 if isinstance(heard, Failure) else float(heard["rested_seconds"])
-        self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
-
-    def _hear_verdict(
-        self, files: Sequence[Lending], slots: Mapping[str, memoryview]
-    ) -> dict[str, Any]:
-        """Return when the keeper says that the job is durable, and give it what it asks for.
-
-        Raises:
-            PeerFailed: the keeper did not take it, or is gone.
-            ResilientError: its verdict.
-        """
-        talk = self._to()
-        try:
-            talk.hear()
-        except ResilientError as error:
-            raise PeerFailed(error.message) from error
-        return feed(talk, files, slots)
+    def _remember(self, last: Persister | Listener) -> None:
+        self.took_seconds, self.rested_seconds = last.took_seconds, last.rested_seconds
 
     def _to(self) -> Conversation:
         """Return the conversation with the keeper.

@@ -23,7 +23,7 @@ from resilient.vault.desk import Desk
 from resilient.vault.keeper.guest import Onwards, guest_of
 from resilient.vault.keeper.handover import from_json
 from resilient.vault.keeper.stream import Stream, is_gone, read_failure
-from resilient.vault.pace import Pacing
+from resilient.vault.pace import Pacer
 from resilient.vault.reading.held import Held
 from resilient.vault.saving.persist import Memory, persist
 from resilient.vault.saving.space import space_topic
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from resilient.vault.keeper.guest import Guest
     from resilient.vault.keeper.leased import Share
     from resilient.vault.keeper.room import Room, Segment
-    from resilient.vault.pace import SavePace
     from resilient.vault.saving.persist import Job
 
 _SLICE_SECONDS = 0.5
@@ -56,6 +55,9 @@ class Seat:
         verbs: what it does for the rank.
         url: the repository that this rank saves to; empty before it said so.
         scope: of the life that the rank belongs to; empty before it said so.
+        is_left: whether the rank is gone.
+        held: files of the newest checkpoint that was committed from here and not staged over.
+        pacer: the pace of its saves; whoever waits for one may hasten it.
     """
 
     def __init__(self, room: Room, vacate: Callable[[], None]) -> None:
@@ -66,15 +68,14 @@ class Seat:
         self._onwards: Onwards | None = None
         self._board: SocketBoard | None = None
         self._segments: dict[str, Segment] = {}
-        self._held: dict[str, Held] = {}
+        self.held: Mapping[str, Held] = {}
         self._known = Memory()
-        self._pacing = Pacing()
-        self._pace: SavePace | None = None
+        self.pacer = Pacer()
         self._verdict: Any = None
         self._stream: Stream | None = None
         self._is_idle = threading.Event()
         self._is_idle.set()
-        self._is_left = False
+        self.is_left = False
         self._lock = threading.Lock()
         self.verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
@@ -97,16 +98,6 @@ class Seat:
         """Whether something of its near tier is on its way to the durable one."""
         return self._onwards is not None and self._onwards.is_busy
 
-    @property
-    def is_left(self) -> bool:
-        """Whether the rank is gone."""
-        return self._is_left
-
-    @property
-    def held(self) -> Mapping[str, Held]:
-        """Files of the newest checkpoint that was committed from here and not staged over."""
-        return self._held
-
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Do what the rank asks and return what to send back; never raises."""
         verb = self.verbs.get(str(asked.get("verb")))
@@ -118,22 +109,17 @@ class Seat:
     def leave(self) -> None:
         """The rank is gone: let go of what no job in flight needs."""
         with self._lock:
-            self._is_left = True
-            self._hasten()
+            self.is_left = True
+            self.pacer.leave()
             if self._stream is not None:
                 self._stream.fail(is_gone())
             if not self.is_busy:
                 self._let_go()
 
-    def hurry(self) -> None:
-        """Somebody waits for the job in flight: it rests no more."""
-        with self._lock:
-            self._hasten()
-
     def forget(self) -> None:
         """Give all memory back; only of a seat that is left and not busy."""
         with self._lock:
-            self._held = {}
+            self.held = {}
             self._give_back()
 
     def _hello(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,14 +149,14 @@ class Seat:
             if held is not None:
                 self._room.give_back(held)
         # What was kept for the next life may be among it.
-        self._held = {}
+        self.held = {}
         return {}
 
     def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Take note of a job to come; from here on this rank's silence is a failure."""
         self._refuse_if_busy()
         self._vacate()
-        self._held = {}
+        self.held = {}
         _, comms = self._at_work()
         topic = str(asked["topic"])
         assert self._board is not None, "joined"  # noqa: S101
@@ -227,36 +213,25 @@ class Seat:
             return {"is_pending": True}
         if isinstance(self._verdict, Failure):
             return self._verdict.to_json()
-        return {"rested_seconds": self._pace.rested_seconds if self._pace else 0.0}
+        return {"rested_seconds": self.pacer.rested_seconds}
 
     def _run(self, desk: Desk, job: Job) -> None:
-        pace = self._pace_of(desk, job)
+        pace = self.pacer.begin(
+            job.size_bytes,
+            job.began_seconds,
+            0.0 if job.streamed else desk.limits.rested_seconds_max,
+        )
         with self._room.saving(self.url):
             verdict = attempt(lambda: persist(desk, job, self._known, pace))
-        self._pacing.end()
+        self.pacer.end()
         if not isinstance(verdict, Failure):
-            self._held = _held_of(verdict, job, self._segments)
+            self.held = _held_of(verdict, job, self._segments)
         self._end(verdict)
-
-    def _pace_of(self, desk: Desk, job: Job) -> SavePace:
-        """Return the pace of a job; who is gone leaves no training to disturb."""
-        with self._lock:
-            limits = desk.limits
-            self._pace = self._pacing.begin(
-                job.size_bytes, job.began_seconds, limits.rested_seconds_max
-            )
-            if self._is_left or job.streamed:
-                self._hasten()
-            return self._pace
-
-    def _hasten(self) -> None:
-        if self._pace is not None:
-            self._pace.hurry()
 
     def _end(self, verdict: Any) -> None:
         with self._lock:
             self._verdict = verdict
-            if self._is_left:
+            if self.is_left:
                 self._let_go()
             # Last: whoever hears of the end may ask for what is held.
             self._is_idle.set()
@@ -270,7 +245,7 @@ class Seat:
         if self._board is not None:
             self._board.close()
             self._board = None
-        if not self._held:
+        if not self.held:
             self._give_back()
 
     def _give_back(self) -> None:

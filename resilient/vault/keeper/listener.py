@@ -1,0 +1,77 @@
+"""Who listens, while training goes on, for what became of a save that the keeper took over."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from resilient.errors import PeerFailed, ResilientError
+from resilient.vault.keeper.stream import feed
+from resilient.world.agreement import Failure, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resilient.clock import Clock
+    from resilient.vault.keeper.conversation import Conversation
+    from resilient.vault.saving.persist import Job
+
+
+class Listener:
+    """A thread that hears the verdict on one job, and gives the keeper the files it asks for.
+
+    Args:
+        to: returns the conversation with the keeper, which was told of the job; raises
+            ``PeerFailed`` if there is none.
+        job: as this rank has it.
+        slots: the memory that the keeper may ask to be filled, by name.
+        clock: time.
+
+    Attributes:
+        heard: a Failure, or what the keeper said besides; only once the thread ended.
+        took_seconds: from the beginning of the job until the verdict.
+        rested_seconds: of these the keeper rested.
+    """
+
+    def __init__(
+        self,
+        to: Callable[[], Conversation],
+        job: Job,
+        slots: Mapping[str, memoryview],
+        clock: Clock,
+    ) -> None:
+        self._to, self._job, self._slots, self._clock = to, job, slots, clock
+        self.heard: Any = None
+        self.took_seconds = self.rested_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="resilient-listen", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is no verdict yet."""
+        return self._thread.is_alive()
+
+    def join(self) -> Any:
+        """Return what was heard, once there is a verdict or the keeper is given up."""
+        self._thread.join()
+        return self.heard
+
+    def _run(self) -> None:
+        self.heard = heard = attempt(self._hear)
+        self.took_seconds = self._clock.monotonic_seconds() - self._job.began_seconds
+        if not isinstance(heard, Failure):
+            self.rested_seconds = float(heard["rested_seconds"])
+
+    def _hear(self) -> dict[str, Any]:
+        """Return when the keeper says that the job is durable.
+
+        Raises:
+            PeerFailed: the keeper did not take it, or is gone.
+            ResilientError: its verdict.
+        """
+        talk = self._to()
+        try:
+            talk.hear()
+        except ResilientError as error:
+            raise PeerFailed(error.message) from error
+        return feed(talk, self._job.streamed, self._slots)
