@@ -39,12 +39,18 @@ LOOK_SECONDS = 0.2
 class Pace(Protocol):
     """Told of each piece of work on a save, and returns when the next may begin."""
 
+    @property
+    def rested_seconds(self) -> float:
+        """How long the work rested so far."""
+
     def did(self, size_bytes: int) -> None:
         """Rest as long as it is due after so many bytes; from any thread."""
 
 
 class FullSpeed:
     """The pace of a process that has nobody to disturb."""
+
+    rested_seconds = 0.0
 
     def did(self, size_bytes: int) -> None:
         """Return at once."""
@@ -162,9 +168,10 @@ class SavePace:
                 elapsed_seconds,
                 self._within_seconds,
             )
-            if self._is_idle or not due_seconds:
+            if self._is_idle:
                 self._due_seconds -= max(self._until_seconds - now_seconds, 0.0)
                 self._until_seconds = now_seconds
+            if self._is_idle or not due_seconds:
                 return
             self._until_seconds = max(self._until_seconds, now_seconds) + due_seconds
             self._due_seconds += due_seconds
@@ -223,11 +230,6 @@ class Pacer:
         self.pace: SavePace | None = None
         self._is_left = False
         self._lock = threading.Lock()
-
-    @property
-    def rested_seconds(self) -> float:
-        """How long the last save rested."""
-        return self.pace.rested_seconds if self.pace else 0.0
 
     def begin(self, size_bytes: int, began_seconds: float, seconds_max: float) -> SavePace:
         """Return the pace of a save; who is gone leaves no training to disturb.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 
 import pytest
@@ -10,11 +12,14 @@ from paces import resting, wait_until
 
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
+from resilient.storage.pool import each
 from resilient.storage.shared import SharedFolder
 from resilient.vault.keeper.keeper import Keeper
 from resilient.vault.keeper.leased import Share
 from resilient.vault.keeper.room import Room
+from resilient.world.memory import MemoryBoard
 from resilient.world.sockets import BoardServer
+from resilient.world.world import World
 
 SIZE = 6 << 20
 BYTES = 4 * SIZE
@@ -29,10 +34,14 @@ class Host:
         self.path = folder / "keeper"
         self.shared = SharedFolder(folder)
         self.keeper = Keeper(self.path, Room(self.shared, Share()), BoardServer(), SystemClock())
+        self.left = math.inf
         self.rank = open_one(self, self.url)
         self.rank.resume({})
         (self.seat,) = self.keeper._seats
         self.seat.pacer.pacing = resting(BYTES, REST_SECONDS)
+
+    def left_seconds(self) -> float:
+        return self.left
 
     def save(self) -> None:
         """Begin a save, and return when the keeper rests."""
@@ -76,8 +85,13 @@ def keeper_is_to_end(host) -> None:
     assert host.keeper.settle(REST_SECONDS)
 
 
+def process_is_to_end(host) -> None:
+    host.left = 30.0
+
+
 @pytest.mark.parametrize(
-    "hurried", [waits, saves_again, is_gone, next_life_comes, keeper_is_to_end]
+    "hurried",
+    [waits, saves_again, is_gone, next_life_comes, keeper_is_to_end, process_is_to_end],
 )
 def test_the_keeper_rests_until_somebody_waits(host, hurried):
     host.save()
@@ -85,6 +99,52 @@ def test_the_keeper_rests_until_somebody_waits(host, hurried):
     hurried(host)
     wait_until(lambda: any(one.step == 1 for one in host.rank.committed()))
     assert time.monotonic() - began < REST_SECONDS / 2
+
+
+def test_who_waits_before_the_save_has_begun_is_not_forgotten(host):
+    begin, heard = host.seat.pacer.begin, threading.Event()
+    hurry = host.seat.pacer.hurry
+
+    def begin_late(*about):
+        assert heard.wait(20)
+        time.sleep(0.1)
+        return begin(*about)
+
+    def hurried():
+        hurry()
+        heard.set()
+
+    host.seat.pacer.begin, host.seat.pacer.hurry = begin_late, hurried
+    began = time.monotonic()
+    host.rank.save(1, weight(1, SIZE), About())
+    host.rank.wait()
+    assert time.monotonic() - began < REST_SECONDS / 2
+
+
+def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
+    board, url = MemoryBoard(), tmp_path / "together"
+    rested, rests = [], threading.Event()
+
+    def main(rank):
+        world, bound = World(rank, 2, rank), {"pace_seconds_max": rank * 60.0}
+        one = open_one(host, url, board=board, world=world, scope="both", **bound)
+        one.resume({})
+        if rank == 1:
+            (seat,) = [seat for seat in host.keeper._seats if seat._guest.world.rank == 1]
+            seat.pacer.pacing = resting(BYTES, REST_SECONDS)
+        one.save(1, weight(1, SIZE), About())
+        if rank == 1:
+            wait_until(lambda: seat.pacer.pace and seat.pacer.pace._done_bytes)
+            time.sleep(0.3)
+            rests.set()
+        assert rests.wait(20)
+        one.wait()
+        rested.append(one._persister.rested_seconds)
+        one.close()
+
+    each(main, range(2), 2)
+    assert rested[0] == rested[1]
+    assert 0.1 < rested[0] < REST_SECONDS / 2
 
 
 def test_a_rank_hears_how_long_its_save_rested(host):

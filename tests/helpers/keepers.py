@@ -15,6 +15,7 @@ from resilient.events import Emitter
 from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.keeper.conversation import never
 from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.link import KeeperPersister
 from resilient.vault.saving.persister import ThreadPersister
@@ -68,7 +69,8 @@ def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
     emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
     comms = Comms(board or MemoryBoard(), world, scope)
     desk = Desk(open_store(str(url)), comms, Limits(**limits), SystemClock(), emit)
-    address = KeeperAddress(str(keeper.path), url=str(url))
+    left_seconds = getattr(keeper, "left_seconds", never)
+    address = KeeperAddress(str(keeper.path), url=str(url), left_seconds=left_seconds)
     persister = KeeperPersister(address, ThreadPersister())
     checkpointer = Checkpointer(desk, persister)
     checkpointer.seen = seen

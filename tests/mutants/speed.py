@@ -9,8 +9,6 @@ WRITE = "tests/unit/vault/test_write.py"
 BULK = "tests/unit/vault/test_bulk.py"
 RECALL = "tests/unit/vault/test_recall.py"
 BUNDLES = "tests/unit/state/test_bundles.py"
-PACE = "tests/unit/vault/test_pace.py"
-KEEPER_PACE = "tests/gang/test_keeper_pace.py"
 DRAFTS = "tests/unit/state/test_drafts.py"
 COVERS = "tests/property/test_covers.py"
 COMMS = "tests/contract/test_comms.py"
@@ -142,111 +140,6 @@ MUTANTS = [
         "for part in _cut_if_huge(piece)]",
         "for part in [piece]]",
         BUNDLES,
-    ),
-    Mutant(
-        "persisting rests whatever the interval between saves",
-        "resilient/vault/pace.py",
-        "    return max(min(worked_seconds * (1 / WORK_SHARE - 1), ahead_seconds), 0.0)",
-        "    return max(worked_seconds * (1 / WORK_SHARE - 1), 0.0)",
-        PACE,
-    ),
-    Mutant(
-        "the interval between saves is not looked at",
-        "resilient/vault/pace.py",
-        "    return min(interval_seconds * INTERVAL_SHARE, seconds_max)",
-        "    return seconds_max",
-        PACE,
-    ),
-    Mutant(
-        "persisting never rests",
-        "resilient/vault/pace.py",
-        "        self._hurry.wait(left_seconds)\n",
-        "        pass\n",
-        PACE,
-    ),
-    Mutant(
-        "persisting rests beside an idle core",
-        "resilient/vault/pace.py",
-        "            if self._is_idle or not due_seconds:",
-        "            if not due_seconds:",
-        PACE,
-    ),
-    Mutant(
-        "what persisting uses counts as training's",
-        "resilient/vault/cores.py",
-        "        idle_seconds = after.idle_seconds - before.idle_seconds + ours_seconds\n",
-        "        idle_seconds = after.idle_seconds - before.idle_seconds\n",
-        PACE,
-    ),
-    Mutant(
-        "each thread has a share of its own",
-        "resilient/vault/pace.py",
-        "            self._until_seconds = max(self._until_seconds, now_seconds) + due_seconds",
-        "            self._until_seconds = now_seconds + due_seconds",
-        PACE,
-    ),
-    Mutant(
-        "whoever waits for a save waits for its rests too",
-        "resilient/vault/saving/persister.py",
-        "            self._pace.hurry()\n",
-        "            pass\n",
-        "tests/unit/vault/test_persister.py",
-    ),
-    Mutant(
-        "a rank rests beyond the deadline of its peers",
-        "resilient/vault/desk.py",
-        "return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)",
-        "return self.pace_seconds_max",
-        "tests/unit/vault/test_persister.py",
-    ),
-    Mutant(
-        "a keeper's save whose rank is gone rests on",
-        "resilient/vault/keeper/seat.py",
-        "            self.pacer.leave()\n",
-        "",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "a save that is begun for who is gone rests",
-        "resilient/vault/pace.py",
-        "            if self._is_left:\n                self.pace.hurry()\n",
-        "",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "another life waits for the rests of the one before",
-        "resilient/vault/keeper/keeper.py",
-        "        self._hurry(guest.url)\n",
-        "",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "a keeper that is to end rests on",
-        "resilient/vault/keeper/keeper.py",
-        '        self._hurry("")\n',
-        "",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "a keeper is not told that somebody waits",
-        "resilient/vault/keeper/link.py",
-        "        if listener.is_listening:\n",
-        "        if False:\n",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "rests that were cut short count as whole",
-        "resilient/vault/pace.py",
-        "                self._due_seconds -= max(self._until_seconds - now_seconds, 0.0)\n",
-        "",
-        KEEPER_PACE,
-    ),
-    Mutant(
-        "a stop takes a save's rests for its work",
-        "resilient/train/leaving.py",
-        "max(took_seconds - rested_seconds, 0.0)",
-        "took_seconds",
-        "tests/unit/train/test_leaving.py",
     ),
     Mutant(
         "a part is laid out as one of other shapes was",

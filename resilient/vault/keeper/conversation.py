@@ -49,7 +49,7 @@ class Conversation:
 
     def __init__(self, path: str, left_seconds: Callable[[], float] = never) -> None:
         self._left_seconds = left_seconds
-        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection = _unix_socket()
         self._connection.settimeout(SILENCE_SECONDS)
         self._lines = Lines(self._connection)
         self._unread = 0
@@ -70,6 +70,7 @@ class Conversation:
             self._connection.settimeout(self._silence_seconds)
             self._lines.send({"verb": verb, **message})
         except OSError as error:
+            self.is_silent = isinstance(error, TimeoutError)
             raise self._gone(str(error)) from error
         self._unread += 1
 
@@ -137,6 +138,13 @@ class Conversation:
         self.close()
         self._unread = 0
         return PeerFailed(f"the keeper is gone: {why}")
+
+
+def _unix_socket() -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX)
+    except OSError as error:
+        raise PeerFailed(f"no way to the keeper: {error}") from error
 
 
 def silence_seconds_max(left_seconds: float) -> float:

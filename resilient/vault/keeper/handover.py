@@ -49,6 +49,7 @@ def to_json(job: Job, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds(),
         "bases": [one.to_json() for one in job.bases],
+        "copies_bytes_max": job.copies_bytes_max,
         "segment": encode_segment(job.segment).decode() if job.segment else None,
         "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
     }
@@ -114,6 +115,7 @@ def _job(
         bases=tuple(Base.from_json(one) for one in value["bases"]),
         has_rival=True,
         segment=_segment(value["segment"], checkpoint),
+        copies_bytes_max=_bound(value.get("copies_bytes_max")),
         spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
         streamed=tuple(
             PulledFile(_name(name), size_bytes, tuple(by_file[name]), stream)
@@ -121,6 +123,11 @@ def _job(
         ),
     )
     return job, stream
+
+
+def _bound(size_bytes: Any) -> int | None:
+    _require(size_bytes is None or int(size_bytes) >= 0, "a bound of less than nothing")
+    return None if size_bytes is None else int(size_bytes)
 
 
 def _segment(text: Any, checkpoint: CheckpointId) -> Segment | None:

@@ -42,7 +42,7 @@ class Holder:
     def __init__(self, address: KeeperAddress, board: Address, desk: Desk) -> None:
         self._rank = desk.world.rank
         self._context = dict(desk.emit.context)
-        self._talk = Conversation(address.path)
+        self._talk = Conversation(address.path, address.left_seconds)
         self._talk.ask("hold_hello", **introduction(address, desk))
         self._talk.ask("join", board=board.to_json())
         self._leased = Leased(self._talk.ask)

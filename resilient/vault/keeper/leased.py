@@ -152,6 +152,11 @@ class Leased:
         names = [f"{_SLOT}{number}" for number in range(min(count, len(files), SLOTS_MAX))]
         return {name: self.get(name, slot_bytes) for name in names}
 
+    @property
+    def spare_bytes(self) -> int | None:
+        """How much a save may take beside what is staged; None if nothing bounds it."""
+        return self.share.spare_bytes(sum(map(len, self._held.values())))
+
     def forget(self) -> None:
         """Never write there again: the keeper may only be asleep, and read."""
         self._held = {}

@@ -22,7 +22,6 @@ from resilient.vault import facts
 from resilient.vault.keeper.conversation import Conversation, tell_once
 from resilient.vault.keeper.guest import (
     KeeperAddress,
-    anywhere,
     introduction,
     tiers_to_json,
 )
@@ -61,13 +60,13 @@ class KeeperPersister:
         self._talk: Conversation | None = None
         self.board: Address | None = None
         self._own_board: Address | None = None
-        self._why_not = "it was not asked yet"
+        self._url, self._why_not = "", "it was not asked yet"
         self._is_announced = False
         self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
         self._handed: tuple[Desk, Job] | None = None
         self._ended: Any = None
         self._listener: Listener | None = None
-        self._is_last_kept = False
+        self._is_last_kept = self._is_mute = False
         self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, desk: Desk) -> Store:
@@ -144,7 +143,7 @@ class KeeperPersister:
         sent["tiers"] = tiers_to_json(desk)
         # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
         attempt(lambda: self._to().tell("save", **sent))
-        self._listener = Listener(self._to, job, slots, desk.clock)
+        self._listener = Listener(self._to, job, slots, self.address.left_seconds, desk.clock)
         if way["streams"]:
             self._ended = attempt(self._see_to_its_end)
 
@@ -178,14 +177,13 @@ class KeeperPersister:
             return
         self._is_last_kept = True
         if listener.is_listening:
-            tell_once(self.address.path, "hurry", url=anywhere(self.address.url))
+            tell_once(self.address.path, "hurry", url=self._url)
         failed = listener.join()
         self._remember(listener)
         if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
             # A keeper that says nothing here serves no board either.
-            is_mute = self._talk is not None and self._talk.is_silent
-            board = None if is_mute and self.board == self._own_board else self.board
             self._lose(failed.message)
+            board = None if self._is_mute and self.board == self._own_board else self.board
             failed = attempt(lambda: find_verdict(*handed, board, failed.message))
         desk, job = handed
         if isinstance(failed, Failure):
@@ -220,7 +218,10 @@ class KeeperPersister:
     def _settle(self, desk: Desk) -> dict[str, Any]:
         """Introduce this rank, wait for older saves, and return where the keeper's board is."""
         talk = self._talk = Conversation(self.address.path, self.address.left_seconds)
-        welcome = talk.ask("hello", **introduction(self.address, desk))
+        hello = introduction(self.address, desk)
+        # As it was then: the working folder may be another one later.
+        self._url = hello["url"]
+        welcome = talk.ask("hello", **hello)
         self._leased.share = Share(**welcome["share"])
         deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
         is_busy = welcome["is_busy"]
@@ -254,8 +255,11 @@ class KeeperPersister:
             raise PeerFailed(self._why_not)
         # The announcement was heard while the bytes were copied.
         self._to().hear()
-        shared = replace(job, files=tuple(self._leased.with_memory(file) for file in job.files))
-        return shared, self._leased.slots(job.streamed)
+        files = tuple(self._leased.with_memory(file) for file in job.files)
+        slots = self._leased.slots(job.streamed)
+        # Said once: whoever persists it after all writes the very files that the keeper would,
+        # which may only be asleep and put one of them later.
+        return replace(job, files=files, copies_bytes_max=self._leased.spare_bytes), slots
 
     def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> None:
         """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
@@ -279,6 +283,7 @@ class KeeperPersister:
         self._is_last_kept = False
         self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
+        self._remember(self._fallback)
 
     def _remember(self, last: Persister | Listener) -> None:
         self.took_seconds, self.rested_seconds = last.took_seconds, last.rested_seconds
@@ -300,6 +305,7 @@ class KeeperPersister:
         # One that was only asleep may still read them: nobody writes there any more.
         self._leased.forget()
         if self._talk is not None:
+            self._is_mute = self._talk.is_silent
             self._talk.close()
             self._talk = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ class Listener:
             ``PeerFailed`` if there is none.
         job: as this rank has it.
         slots: the memory that the keeper may ask to be filled, by name.
+        left_seconds: until this process must be gone; finite once somebody said so.
         clock: time.
 
     Attributes:
@@ -38,9 +40,12 @@ class Listener:
         to: Callable[[], Conversation],
         job: Job,
         slots: Mapping[str, memoryview],
+        left_seconds: Callable[[], float],
         clock: Clock,
     ) -> None:
         self._to, self._job, self._slots, self._clock = to, job, slots, clock
+        self._left_seconds = left_seconds
+        self._is_awaited = False
         self.heard: Any = None
         self.took_seconds = self.rested_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="resilient-listen", daemon=True)
@@ -52,7 +57,11 @@ class Listener:
         return self._thread.is_alive()
 
     def join(self) -> Any:
-        """Return what was heard, once there is a verdict or the keeper is given up."""
+        """Return what was heard, once there is a verdict or the keeper is given up.
+
+        From here on the save is urgent, as it is once this process is to end.
+        """
+        self._is_awaited = True
         self._thread.join()
         return self.heard
 
@@ -74,4 +83,7 @@ class Listener:
             talk.hear()
         except ResilientError as error:
             raise PeerFailed(error.message) from error
-        return feed(talk, self._job.streamed, self._slots)
+        return feed(talk, self._job.streamed, self._slots, self._is_urgent)
+
+    def _is_urgent(self) -> bool:
+        return self._is_awaited or self._left_seconds() < math.inf

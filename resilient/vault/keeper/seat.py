@@ -158,9 +158,8 @@ class Seat:
         self._vacate()
         self.held = {}
         _, comms = self._at_work()
-        topic = str(asked["topic"])
         assert self._board is not None, "joined"  # noqa: S101
-        leave_will(self._board, comms, topic)
+        leave_will(self._board, comms, str(asked["topic"]))
         return {}
 
     def _save(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +185,7 @@ class Seat:
         onwards, within_seconds = self._onwards, float(asked["within_seconds"])
 
         def work() -> None:
-            verdict = attempt(lambda: onwards.finish(within_seconds) if onwards else None)
-            self._end(verdict)
+            self._end(attempt(lambda: onwards.finish(within_seconds) if onwards else None))
 
         self._start(work, Stream((), 0.0))
         return {}
@@ -201,6 +199,8 @@ class Seat:
     def _wait(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Say what the verdict is, or that there is none yet and which file is to come next."""
         stream = self._stream
+        if asked.get("is_urgent"):
+            self.pacer.hurry()
         if stream is not None:
             if "came" in asked:
                 stream.came(int(asked["came"]))
@@ -213,7 +213,7 @@ class Seat:
             return {"is_pending": True}
         if isinstance(self._verdict, Failure):
             return self._verdict.to_json()
-        return {"rested_seconds": self.pacer.rested_seconds}
+        return {"rested_seconds": self._known.rested_seconds}
 
     def _run(self, desk: Desk, job: Job) -> None:
         pace = self.pacer.begin(
@@ -293,7 +293,9 @@ def leave_will(board: SocketBoard, comms: Comms, topic: str) -> None:
 
 
 def _bounded(job: Job, share: Share, segments: Mapping[str, Segment]) -> Job:
-    """Return a job whose copies fit in what the rank's share has left."""
+    """Return a job whose copies fit in what the rank's share has left, if it does not say more."""
+    if job.copies_bytes_max is not None:
+        return job
     used_bytes = sum(one.size_bytes for one in segments.values())
     return replace(job, copies_bytes_max=share.spare_bytes(used_bytes))
 

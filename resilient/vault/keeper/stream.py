@@ -20,7 +20,7 @@ from resilient.format.shard import StreamedFile
 from resilient.world.agreement import Failure, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from resilient.format.manifest import TensorEntry
     from resilient.format.shard import Lending
@@ -176,7 +176,10 @@ class PulledFile:
 
 
 def feed(
-    talk: Conversation, files: Sequence[Lending], slots: Mapping[str, memoryview]
+    talk: Conversation,
+    files: Sequence[Lending],
+    slots: Mapping[str, memoryview],
+    is_urgent: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Copy every file that the keeper asks for, until it has a verdict.
 
@@ -186,6 +189,8 @@ def feed(
         talk: with the keeper, which has taken the save.
         files: of this rank.
         slots: the memory that it may ask to be filled, by name.
+        is_urgent: whether somebody waits for the save, so that it shall rest no more; asked and
+            told again and again, for a job that has not begun can be hastened by nobody.
 
     Returns:
         What it says besides.
@@ -196,7 +201,7 @@ def feed(
     """
     named = {file.name: file for file in files if isinstance(file, StreamedFile)}
     note: dict[str, object] = {}
-    while (answer := talk.ask("wait", **note)).get("is_pending"):
+    while (answer := talk.ask("wait", is_urgent=is_urgent(), **note)).get("is_pending"):
         note = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]

@@ -106,10 +106,12 @@ class Memory:
     Attributes:
         glimpses: of this rank's last save; spare work.
         owes_mark: the life's mark could not be put.
+        rested_seconds: of the last save, by the rank that rested longest: the others waited.
     """
 
     glimpses: Glimpses = field(default_factory=Glimpses)
     owes_mark: bool = False
+    rested_seconds: float = 0.0
 
 
 def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FULL_SPEED) -> Receipt:
@@ -136,6 +138,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
         Fenced: a newer life began; nothing was committed.
     """
     checkpoint, memory = job.about.checkpoint, memory or Memory()
+    memory.rested_seconds = 0.0
     try:
         division: Any = job.spoiled or attempt(lambda: _divide(desk, job, memory.glimpses, pace))
         require_space(desk, checkpoint, division, job.topic)
@@ -143,7 +146,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
         ruling = agree(
             desk.comms,
             job.topic,
-            _shown(desk, job, mine),
+            _shown(desk, job, mine, pace.rested_seconds),
             lambda shown: _commit(desk, job, shown),
             desk.limits.within_seconds,
         )
@@ -158,6 +161,7 @@ def persist(desk: Desk, job: Job, memory: Memory | None = None, pace: Pace = FUL
             hint=error.hint,
         ) from error
     # Committed: from here on nothing may make a failure of it.
+    memory.rested_seconds = ruling["rested_seconds"]
     took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
     told = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
     desk.tell(events.CheckpointCommitted(checkpoint.folder, *told))
@@ -195,12 +199,15 @@ def _write(desk: Desk, job: Job, division: Division, pace: Pace) -> Receipt:
     return division.complete(written)
 
 
-def _shown(desk: Desk, job: Job, mine: Receipt | Failure) -> dict[str, Any] | Failure:
+def _shown(
+    desk: Desk, job: Job, mine: Receipt | Failure, rested_seconds: float
+) -> dict[str, Any] | Failure:
     if isinstance(mine, Failure):
         return mine
     return {
         "checkpoint": job.about.checkpoint.folder,
         "receipt": mine.to_json(),
+        "rested_seconds": rested_seconds,
         "signed": digests_of(job.content) if desk.signing.key else {},
     }
 
@@ -209,8 +216,8 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     """Rule over the receipts: the manifest is put here, by the coordinator alone.
 
     Returns:
-        Bytes of all files that the checkpoint needs, and of those that were written for it; and
-        what must now go on to the durable tier.
+        Bytes of all files that the checkpoint needs, and of those that were written for it; how
+        long the save rested; and what must now go on to the durable tier.
     """
     folders = sorted({str(one["checkpoint"]) for one in shown})
     if folders != [job.about.checkpoint.folder]:
@@ -229,6 +236,7 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     return {
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
+        "rested_seconds": max(float(one["rested_seconds"]) for one in shown),
         "orders": orders.to_json(),
     }
 

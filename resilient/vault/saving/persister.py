@@ -25,7 +25,7 @@ class Persister(Protocol):
     took_seconds: float
     """What the last job took from its beginning until it was durable, once ``wait`` returned."""
     rested_seconds: float
-    """How much of it were rests: what it took longer than with somebody waiting for it."""
+    """How much of it were rests, of the rank that rested longest: nobody had waited for it."""
 
     def open(self, desk: Desk) -> Store:
         """Settle what an earlier life left, and return the store to resume from. Collective."""
@@ -124,7 +124,7 @@ class ThreadPersister:
             return persist(desk, job, self._known, pace)
         finally:
             self.took_seconds = desk.clock.monotonic_seconds() - job.began_seconds
-            self.rested_seconds = pace.rested_seconds
+            self.rested_seconds = self._known.rested_seconds
             self._pacing.end()
 
     def close(self) -> None:

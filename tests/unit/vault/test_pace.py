@@ -188,3 +188,21 @@ def test_without_counters_of_the_machine_our_own_use_says_it(tmp_path):
     assert cores.read().idle_seconds is None
     after = Reading(1.0, None, 1.5)
     assert cores.left(Reading(0.0, None, 0.0), after, 0.0) == pytest.approx(0.5)
+
+
+def test_only_rests_that_were_taken_count():
+    machine = Owned()
+    pace = machine.pacing().begin(SAVE_BYTES, 100.0, 60.0)
+    pace._hurry.wait = lambda _: None
+    for _ in range(2):
+        machine.worked_seconds += 1.0
+        pace.did(50 * MIB)
+    assert pace.rested_seconds == 0.0
+    machine.seconds += 3.0
+    assert pace.rested_seconds == 3.0
+    machine.left_cores = 1.0
+    pace.did(MIB)
+    machine.seconds += 50.0
+    assert pace.rested_seconds == 3.0
+    pace.hurry()
+    assert pace.rested_seconds == 3.0
