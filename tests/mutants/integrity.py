@@ -55,6 +55,20 @@ MUTANTS = [
         BESIDE,
     ),
     Mutant(
+        "verify believes what it has not proved",
+        "resilient/vault/health/verify.py",
+        "    except (IntegrityError, KeyNotFound):\n        return False\n    return True\n",
+        "    except (IntegrityError, KeyNotFound):\n        return True\n    return True\n",
+        "tests/unit/vault/test_verify.py",
+    ),
+    Mutant(
+        "verify holds a sound file whole",
+        "resilient/vault/health/verify.py",
+        'if level == "full" and _is_whole(store, manifest, entry):',
+        "if False:",
+        "tests/unit/vault/test_verify.py",
+    ),
+    Mutant(
         "a copy of a manifest is there or not, whatever it says",
         "resilient/vault/health/verify.py",
         '        if level == "quick":\n            store.stat(checkpoint.copy_key)',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.storage.store import Store
 
+
+_PROVED_BYTES = 16 << 20
 
 NOWHERE: PlacesByFile = MappingProxyType({})
 
@@ -77,6 +80,47 @@ def read_ranges(
     return {entry.name: _extents(laid[entry]) for entry in files}
 
 
+def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
+    """Hold every byte of a file against its digests, and keep none of it.
+
+    Memory is taken for the ranges that are on their way at once, however large the file is.
+
+    Crash: reads only.
+
+    Args:
+        store: the repository.
+        manifest: of the checkpoint.
+        entry: a file of it.
+
+    Raises:
+        IntegrityError: it is damaged, short, long or missing.
+        KeyNotFound: the checkpoint was rotated away meanwhile.
+        StoreError: the store failed.
+    """
+    best, memory = ranges_of(store), _Memory()
+    _require_size(store, manifest, entry)
+    step = min(_step(min(best.part_bytes, _PROVED_BYTES)), entry.size_bytes)
+
+    def read(start: int) -> None:
+        room = Room([memory.of(step)[: entry.size_bytes - start]])
+        _read(store, manifest, _Range(entry, start, room))
+
+    each(read, range(0, entry.size_bytes, step or 1), best.in_flight)
+
+
+class _Memory(threading.local):
+    """Memory of one thread, which it fills again and again."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def of(self, size_bytes: int) -> memoryview:
+        """Return so much memory, each time the same."""
+        if len(self._memory) != size_bytes:
+            self._memory = new_memory(size_bytes)
+        return self._memory
+
+
 def _require_size(store: Store, manifest: Manifest, entry: FileEntry) -> None:
     key = manifest.key(entry.name)
     with missing_is_damage(store, manifest, key):
@@ -128,10 +172,14 @@ def _extents(laid: Sequence[Sequence[Place]]) -> Extents:
 
 def _cut(entry: FileEntry, run: Sequence[Place], range_bytes: int) -> Iterator[_Range]:
     """Yield ranges of whole chunks, of about ``range_bytes``."""
-    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
+    step = _step(range_bytes)
     room = Room(place.memory for place in run)
     for at in range(0, len(room), step):
         yield _Range(entry, run[0].start + at, room.part(at, at + step))
+
+
+def _step(range_bytes: int) -> int:
+    return max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
 
 
 def _read(store: Store, manifest: Manifest, one: _Range) -> None:

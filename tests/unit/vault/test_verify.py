@@ -96,3 +96,28 @@ def test_a_manifest_moved_to_another_folder_is_refused(store):
 def test_what_was_never_committed_is_not_damaged(store):
     with pytest.raises(KeyNotFound):
         verify(store, CheckpointId(1, 99))
+
+
+class Whole(MemoryStore):
+    """A store that knows which objects were read in one piece."""
+
+    def __init__(self, objects) -> None:
+        super().__init__()
+        self.objects.update(objects)
+        self.got = []
+
+    def get(self, key):
+        self.got.append(key)
+        return super().get(key)
+
+
+def test_what_is_sound_is_proved_without_being_held_whole(store):
+    files = {CHECKPOINT.key(one.name) for one in read_manifest(store, CHECKPOINT).files}
+    watched = Whole(store.objects)
+    assert verify(watched, CHECKPOINT, "full") == []
+    assert files.isdisjoint(watched.got)
+    damaged = CHECKPOINT.key("model.r00000.safetensors")
+    watched.objects[damaged] = watched.objects[damaged][:-1] + b"\xff"
+    (finding,) = verify(watched, CHECKPOINT, "full")
+    assert finding.file == "model.r00000.safetensors"
+    assert files.intersection(watched.got) == {damaged}
