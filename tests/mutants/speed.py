@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(
         "a large file is read as one range",
         "resilient/vault/reading/bulk.py",
-        "    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES\n",
-        "    step = max(entry.size_bytes // CHUNK_BYTES + 1, 1) * CHUNK_BYTES\n",
+        "    step = _step(range_bytes)\n",
+        "    step = _step(entry.size_bytes + CHUNK_BYTES)\n",
         BULK,
     ),
     Mutant(
