@@ -4,30 +4,16 @@ import os
 import threading
 
 import pytest
+from clocks import OwnClock
 
 from resilient.clock import SystemClock
 from resilient.world import pulse
 from resilient.world.pulse import Phase, Pulse, own_pulse, pulse_path, read_signs, stacks_path
 
 
-class Ticking:
-    """A clock that the test moves."""
-
-    now = 100.0
-
-    def monotonic_seconds(self):
-        return self.now
-
-    def now_iso(self):
-        return ""
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
 def clock():
-    return Ticking()
+    return OwnClock()
 
 
 @pytest.fixture
@@ -53,7 +39,7 @@ def test_nothing_is_shown_where_there_is_no_file(tmp_path):
 
 def test_a_new_pulse_is_outside_of_training(shown, clock):
     signs = shown[1]()
-    assert (signs.step, signs.phase, signs.since_seconds) == (-1, Phase.OUTSIDE, 100.0)
+    assert (signs.step, signs.phase, signs.since_seconds) == (-1, Phase.OUTSIDE, 1000.0)
 
 
 def test_the_first_step_is_no_measure(shown, clock):
@@ -98,7 +84,7 @@ def test_every_sign_is_a_new_moment(shown, clock):
     one.enter(Phase.EVALUATING)
     clock.sleep(9.0)
     one.again()
-    assert (signs().phase, signs().since_seconds) == (Phase.EVALUATING, 109.0)
+    assert (signs().phase, signs().since_seconds) == (Phase.EVALUATING, 1009.0)
 
 
 def test_outside_of_training_nothing_puts_a_rank_inside(shown):
