@@ -30,7 +30,7 @@ from resilient.state.load import absent_parts, load, load_what_is_there, stored_
 from resilient.state.stage import draft, stage
 from resilient.state.steady import steady_memory
 from resilient.vault.begin import begin
-from resilient.vault.keeper.link import persister_for
+from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.meeting import meet
 from resilient.vault.reading.choose import Choice, Resumed, choose
 from resilient.vault.reading.read import Proved, read_wanted

@@ -16,8 +16,8 @@ from resilient.errors import ConfigError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
+from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.keeper.kept import promoted_by
-from resilient.vault.keeper.link import persister_for
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.saving.near import with_near_tier
 from resilient.vault.saving.tiering import Tiering

@@ -60,6 +60,22 @@ class Comms:
         """The address of this host as the others reach it."""
         return self._board.here()
 
+    def call(self, topic: str) -> None:
+        """Let the others know that this rank waits at ``topic``, where they may not expect it.
+
+        Raises:
+            PeerFailed: the board is gone.
+        """
+        self._board.post(self.key(topic, "call"), b"")
+
+    def is_called(self, topic: str) -> bool:
+        """Say whether a rank waits at ``topic``; never waits itself.
+
+        Raises:
+            PeerFailed: the board is gone.
+        """
+        return self._board.peek(self.key(topic, "call")) is not None
+
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
         """Yield what to call now and then inside: who waits for this rank goes on waiting then.

@@ -30,14 +30,14 @@ MUTANTS = [
     Mutant(
         "a keeper that is gone is taken for a durable save",
         "resilient/vault/keeper/link.py",
-        "attempt(lambda: find_verdict(*handed, board, failed.message))",
+        "attempt(partial(find_verdict, desk, job, board, failed.message))",
         "None",
         f"{ALONE} -k heard_of_at_once",
     ),
     Mutant(
         "a keeper that is gone is taken for a failed save",
         "resilient/vault/keeper/verdict.py",
-        "landed = found is True or attempt(lambda: _is_committed(desk.store, checkpoint)) is True",
+        "landed = found is True or attempt(lambda: is_committed(desk.store, checkpoint)) is True",
         "landed = False",
         "tests/unit/vault/test_verdict.py",
     ),
@@ -58,8 +58,8 @@ MUTANTS = [
     Mutant(
         "what a dead keeper held is given up",
         "resilient/vault/keeper/link.py",
-        "            self._persist_here(*handed, failed)\n",
-        "            raise failed.cause\n",
+        "        if isinstance(failed, Failure) and not self._persist_here(desk, job, failed):\n",
+        "        if isinstance(failed, Failure):\n            raise failed.cause\n",
         f"{ALONE} -k heard_of_at_once",
     ),
     Mutant(
@@ -70,10 +70,31 @@ MUTANTS = [
         f"{ALONE} -k not_waited_for",
     ),
     Mutant(
+        "nobody hears that a rank has given its keeper up",
+        "resilient/vault/keeper/link.py",
+        "                attempt(lambda: desk.comms.call(_here(job)))\n",
+        "                pass\n",
+        f"{ALONE} -k not_waited_for_by_a_stop",
+    ),
+    Mutant(
+        "who gave its keeper up waits for a ruling that its keeper has no part in",
+        "resilient/vault/keeper/link.py",
+        "            board = None if self._is_mute or is_called else self.board\n",
+        "            board = self.board\n",
+        f"{ALONE} -k not_waited_for_by_a_stop",
+    ),
+    Mutant(
+        "a keeper that was only slow has not saved",
+        "resilient/vault/keeper/link.py",
+        "            if attempt(lambda: is_committed(desk.store, job.about.checkpoint)) is True:",
+        "            if not job:",
+        f"{FAILED} -k only_slow",
+    ),
+    Mutant(
         "a save waits for the keeper's acknowledgement",
         "resilient/vault/keeper/link.py",
-        'attempt(lambda: self._to().tell("save", **sent))',
-        'attempt(lambda: self._to().ask("save", **sent))',
+        'attempt(lambda: self._to().tell("save", **_handover(desk, shared, slots)))',
+        'attempt(lambda: self._to().ask("save", **_handover(desk, shared, slots)))',
         "tests/process/test_keeper_overlap.py -k steady_state",
     ),
     Mutant(
@@ -203,8 +224,8 @@ MUTANTS = [
     Mutant(
         "a new life does not wait for the save in flight",
         "resilient/vault/keeper/link.py",
-        "        while is_busy and desk.clock",
-        "        while False and desk.clock",
+        "            _wait_for_past_lives(talk, desk)\n",
+        "            pass\n",
         f"{ALONE} -k waits_for",
     ),
     Mutant(

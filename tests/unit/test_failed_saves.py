@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +36,9 @@ from resilient.vault.registry.generations import check_mark
 from resilient.vault.saving.persist import persist
 from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.agreement import Failure
+from resilient.world.comms import Comms
+from resilient.world.memory import MemoryBoard
+from resilient.world.world import World
 
 
 class Unmarkable(MemoryStore):
@@ -304,3 +308,28 @@ def test_the_keeper_and_who_saves_in_its_place_are_each_others_rivals():
     assert kept.has_rival
     assert [one.has_rival for one in submitted] == [True]
     assert not job.has_rival
+
+
+class Deserted(MemoryBoard):
+    """The others have had their verdict, and left; the keeper commits while nobody answers."""
+
+    def __init__(self, commit) -> None:
+        super().__init__()
+        self._commit = commit
+
+    def wait(self, keys, within_seconds):
+        self._commit()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_keeper_that_was_only_slow_has_saved_after_all(lands):
+    desk, job = jobs_of(open_one(MemoryStore()), 2)
+    commit = partial(persist, desk, job) if lands else list
+    alone = replace(desk, comms=Comms(Deserted(commit), World(0, 2), "life"))
+    persister = KeeperPersister(None, Refusing())
+    gone = Failure(PeerFailed.code, "it did not answer", cause=PeerFailed("it did not answer"))
+    if lands:
+        assert persister._persist_here(alone, job, gone)
+        return
+    with pytest.raises(PeerFailed, match="did not answer"):
+        persister._persist_here(alone, job, gone)

@@ -9,6 +9,7 @@ in each rank, as without a keeper.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import (
@@ -19,6 +20,7 @@ from resilient.errors import (
     ResilientError,
 )
 from resilient.vault import facts
+from resilient.vault.keeper import rulings
 from resilient.vault.keeper.conversation import Conversation, tell_once
 from resilient.vault.keeper.guest import (
     KeeperAddress,
@@ -28,10 +30,9 @@ from resilient.vault.keeper.guest import (
 from resilient.vault.keeper.handover import to_json
 from resilient.vault.keeper.leased import Leased, Share
 from resilient.vault.keeper.listener import Listener
-from resilient.vault.keeper.verdict import find_verdict, free
+from resilient.vault.keeper.verdict import find_verdict, free, is_committed
 from resilient.vault.reading.held import Held
 from resilient.vault.reading.recall import RecallingStore
-from resilient.vault.saving.persister import ThreadPersister
 from resilient.world.agreement import Failure, agree, attempt
 from resilient.world.serving import Address
 
@@ -59,7 +60,6 @@ class KeeperPersister:
         self._fallback = fallback
         self._talk: Conversation | None = None
         self.board: Address | None = None
-        self._own_board: Address | None = None
         self._url, self._why_not = "", "it was not asked yet"
         self._is_announced = False
         self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
@@ -78,7 +78,7 @@ class KeeperPersister:
         self._why_not = mine.message if isinstance(mine, Failure) else ""
         shown = None if isinstance(mine, Failure) else mine
         within_seconds = desk.limits.within_seconds
-        board = agree(desk.comms, "keeper/board", shown, _first_if_all, within_seconds)
+        board = agree(desk.comms, "keeper/board", shown, rulings.first_if_all, within_seconds)
         if board is None:
             self._lose(self._why_not or "another host has none")
         if self._talk is None:
@@ -131,7 +131,7 @@ class KeeperPersister:
         if isinstance(shared, Failure) and isinstance(shared.cause, ConfigError):
             # What the user asked for is too little: no way around it, on any rank.
             shown = shared
-        way = agree(desk.comms, f"{job.topic}/way", shown, _way, desk.limits.within_seconds)
+        way = agree(desk.comms, f"{job.topic}/way", shown, rulings.way, desk.limits.within_seconds)
         if way["why_not"] or isinstance(shared, Failure):
             desk.tell(facts.KeeperBypassed(job.about.checkpoint.folder, way["why_not"]))
             self._is_last_kept = False
@@ -139,10 +139,8 @@ class KeeperPersister:
             return
         shared, slots = shared
         self._handed = (desk, shared)
-        sent = {"job": to_json(shared, desk.world.rank, slots), "context": dict(desk.emit.context)}
-        sent["tiers"] = tiers_to_json(desk)
         # If it is gone, the peers learn it from the keepers' board, and all of us at the next wait.
-        attempt(lambda: self._to().tell("save", **sent))
+        attempt(lambda: self._to().tell("save", **_handover(desk, shared, slots)))
         self._listener = Listener(self._to, job, slots, self.address.left_seconds, desk.clock)
         if way["streams"]:
             self._ended = attempt(self._see_to_its_end)
@@ -173,22 +171,27 @@ class KeeperPersister:
         listener = self._listener
         if handed is None or listener is None:
             self._fallback.wait()
-            self._remember(self._fallback)
+            _remember(self, self._fallback)
             return
         self._is_last_kept = True
         if listener.is_listening:
             tell_once(self.address.path, "hurry", url=self._url)
-        failed = listener.join()
-        self._remember(listener)
-        if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
-            # A keeper that says nothing here serves no board either.
-            self._lose(failed.message)
-            board = None if self._is_mute and self.board == self._own_board else self.board
-            failed = attempt(lambda: find_verdict(*handed, board, failed.message))
         desk, job = handed
-        if isinstance(failed, Failure):
-            self._persist_here(*handed, failed)
-        elif desk.promoter and desk.leads:
+        if is_called := listener.join(partial(desk.comms.is_called, _here(job))):
+            self._lose("another rank gave its keeper up")
+            listener.join()
+        _remember(self, listener)
+        failed = listener.heard
+        if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
+            self._lose(failed.message)
+            if self._is_mute:
+                attempt(lambda: desk.comms.call(_here(job)))
+            # One that sleeps may never show the others its part: there is no ruling to wait for.
+            board = None if self._is_mute or is_called else self.board
+            failed = attempt(partial(find_verdict, desk, job, board, failed.message))
+        if isinstance(failed, Failure) and not self._persist_here(desk, job, failed):
+            return
+        if desk.promoter and desk.leads:
             desk.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
@@ -223,13 +226,10 @@ class KeeperPersister:
         self._url = hello["url"]
         welcome = talk.ask("hello", **hello)
         self._leased.share = Share(**welcome["share"])
-        deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
-        is_busy = welcome["is_busy"]
-        while is_busy and desk.clock.monotonic_seconds() < deadline_seconds:
-            is_busy = talk.ask("settle")["is_busy"]
+        if welcome["is_busy"]:
+            _wait_for_past_lives(talk, desk)
         board: dict[str, Any] = welcome["board"]
         board |= {"host": board["host"] or self.address.host}
-        self._own_board = Address.from_json(board)
         return board
 
     def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
@@ -261,8 +261,11 @@ class KeeperPersister:
         # which may only be asleep and put one of them later.
         return replace(job, files=files, copies_bytes_max=self._leased.spare_bytes), slots
 
-    def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> None:
+    def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> bool:
         """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
+
+        Returns:
+            Whether a keeper made it durable after all.
 
         Raises:
             SaveFailed: it could not be made durable this way either.
@@ -271,10 +274,13 @@ class KeeperPersister:
         shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
         # A rank that died cannot answer; its peers shall not wait for it as for a slow store.
         within_seconds = min(desk.limits.within_seconds, _ANSWER_SECONDS)
-        topic = f"{job.topic}/here"
+        topic = _here(job)
         try:
-            is_gone = agree(desk.comms, f"{topic}/why", shown, _is_any_gone, within_seconds)
+            is_gone = agree(desk.comms, f"{topic}/why", shown, rulings.is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
+            # A keeper that was only slow has told those who still listened.
+            if attempt(lambda: is_committed(desk.store, job.about.checkpoint)) is True:
+                return True
             raise failed.cause or failed.to_error(1) from None
         if not is_gone:
             free(desk, job)
@@ -283,10 +289,8 @@ class KeeperPersister:
         self._is_last_kept = False
         self._fallback.submit(desk, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
-        self._remember(self._fallback)
-
-    def _remember(self, last: Persister | Listener) -> None:
-        self.took_seconds, self.rested_seconds = last.took_seconds, last.rested_seconds
+        _remember(self, self._fallback)
+        return False
 
     def _to(self) -> Conversation:
         """Return the conversation with the keeper.
@@ -310,29 +314,22 @@ class KeeperPersister:
             self._talk = None
 
 
-def persister_for(
-    keeper: KeeperAddress | None, url: str, storage_options: Mapping[str, Any]
-) -> Persister:
-    """Return who persists jobs for ``url``: the keeper if there is one, else a thread."""
-    thread = ThreadPersister()
-    if keeper is None:
-        return thread
-    address = replace(keeper, url=url, storage_options=storage_options)
-    return KeeperPersister(address, thread)
+def _handover(desk: Desk, job: Job, slots: Mapping[str, memoryview]) -> dict[str, Any]:
+    said = to_json(job, desk.world.rank, slots)
+    return {"job": said, "context": dict(desk.emit.context), "tiers": tiers_to_json(desk)}
 
 
-def _first_if_all(boards: list[Any]) -> Any:
-    return boards[0] if all(boards) else None
+def _wait_for_past_lives(talk: Conversation, desk: Desk) -> None:
+    deadline_seconds = desk.clock.monotonic_seconds() + desk.limits.within_seconds
+    while desk.clock.monotonic_seconds() < deadline_seconds:
+        if not talk.ask("settle")["is_busy"]:
+            return
 
 
-def _way(shown: list[Any]) -> dict[str, Any]:
-    reasons = [
-        f"rank {rank}: {one['why_not']}" if len(shown) > 1 else one["why_not"]
-        for rank, one in enumerate(shown)
-        if one["why_not"]
-    ]
-    return {"why_not": next(iter(reasons), ""), "streams": any(one["streams"] for one in shown)}
+def _remember(mine: KeeperPersister, last: Persister | Listener) -> None:
+    mine.took_seconds, mine.rested_seconds = last.took_seconds, last.rested_seconds
 
 
-def _is_any_gone(shown: list[Any]) -> bool:
-    return any(one["gone"] for one in shown)
+def _here(job: Job) -> str:
+    """Return where the ranks meet to persist what a keeper does not."""
+    return f"{job.topic}/here"

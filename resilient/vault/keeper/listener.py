@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from resilient.vault.keeper.conversation import Conversation
     from resilient.vault.saving.persist import Job
 
+_LOOK_SECONDS = 0.5
+
 
 class Listener:
     """A thread that hears the verdict on one job, and gives the keeper the files it asks for.
@@ -56,14 +58,26 @@ class Listener:
         """Whether there is no verdict yet."""
         return self._thread.is_alive()
 
-    def join(self) -> Any:
-        """Return what was heard, once there is a verdict or the keeper is given up.
+    def join(self, is_called: Callable[[], bool] | None = None) -> bool:
+        """Wait until there is a verdict or the keeper is given up.
 
         From here on the save is urgent, as it is once this process is to end.
+
+        A keeper waits for those of all ranks. When one of them sleeps its rank alone knows, and
+        the others would hear nothing for as long as a save may take.
+
+        Args:
+            is_called: says whether another rank has given its keeper up.
+
+        Returns:
+            Whether it did before there was a verdict.
         """
         self._is_awaited = True
-        self._thread.join()
-        return self.heard
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_SECONDS)
+            if is_called is not None and attempt(is_called) is True and self._thread.is_alive():
+                return True
+        return False
 
     def _run(self) -> None:
         self.heard = heard = attempt(self._hear)

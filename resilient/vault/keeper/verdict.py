@@ -33,11 +33,11 @@ def find_verdict(desk: Desk, job: Job, board: Address | None, gone: str) -> None
         Fenced: a newer life began, so nothing was committed.
     """
     checkpoint = job.about.checkpoint
-    found = attempt(lambda: _is_committed(desk.store, checkpoint) or _hear(desk, job, board))
+    found = attempt(lambda: is_committed(desk.store, checkpoint) or _hear(desk, job, board))
     if isinstance(found, Failure) and found.code == Fenced.code:
         raise found.to_error(1)
     # The keeper may have put the manifest and died before anybody heard the ruling.
-    landed = found is True or attempt(lambda: _is_committed(desk.store, checkpoint)) is True
+    landed = found is True or attempt(lambda: is_committed(desk.store, checkpoint)) is True
     if not landed:
         raise SaveFailed(
             f"{checkpoint} was not saved: {gone}; older checkpoints are intact",
@@ -58,7 +58,14 @@ def _hear(desk: Desk, job: Job, address: Address | None) -> bool:
     return True
 
 
-def _is_committed(store: Store, checkpoint: CheckpointId) -> bool:
+def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
+    """Say whether the store has a checkpoint's manifest.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: the store does not say.
+    """
     try:
         store.stat(checkpoint.manifest_key)
     except KeyNotFound:
