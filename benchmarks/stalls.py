@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 WIDTH = 1024
 BATCH = 64
-UNDISTURBED_SECONDS = 3.0
-"""On either side of a save: one is done in half of the time between two of them."""
+UNDISTURBED_SECONDS = 6.0
+"""On either side of a save: one is done in half of the time between two of them, so a save each
+24 s, which is still more often than anybody saves."""
 
 Figures = dict[str, float]
 Contender = Callable[[Path], Figures]
