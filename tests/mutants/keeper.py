@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 ALONE = "tests/process/test_keeper_alone.py"
+ASLEEP = "tests/process/test_keeper_asleep.py"
 MEMORY = "tests/process/test_keeper_memory.py"
 STREAMS = "tests/process/test_keeper_streams.py"
 SHARED = "tests/process/test_shared_memory.py"
@@ -74,14 +75,35 @@ MUTANTS = [
         "resilient/vault/keeper/link.py",
         "                attempt(lambda: desk.comms.call(_here(job)))\n",
         "                pass\n",
-        f"{ALONE} -k not_waited_for_by_a_stop",
+        f"{ASLEEP} -k not_waited_for_by_a_stop",
     ),
     Mutant(
         "who gave its keeper up waits for a ruling that its keeper has no part in",
         "resilient/vault/keeper/link.py",
-        "            board = None if self._is_mute or is_called else self.board\n",
+        "            board = None if sleeps or is_called else self.board\n",
         "            board = self.board\n",
-        f"{ALONE} -k not_waited_for_by_a_stop",
+        f"{ASLEEP} -k not_waited_for_by_a_stop",
+    ),
+    Mutant(
+        "a keeper that sleeps is left to wake",
+        "resilient/vault/keeper/ending.py",
+        "            signal.pidfd_send_signal(self._handle, signal.SIGKILL)\n",
+        "            pass\n",
+        f"{ASLEEP} -k wakes",
+    ),
+    Mutant(
+        "whoever comes late rotates by what it was told before",
+        "resilient/vault/rotation/rotate.py",
+        "    if written is not None and _is_outrun(written, found.folders):",
+        "    if written is None:",
+        f"{ASLEEP} -k wakes",
+    ),
+    Mutant(
+        "time in which this process did not run is the keeper's silence",
+        "resilient/vault/keeper/conversation.py",
+        "min(looked_seconds, 2 * _LOOK_SECONDS)",
+        "looked_seconds",
+        "tests/unit/vault/test_conversation.py",
     ),
     Mutant(
         "a keeper that was only slow has not saved",

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from agent_harness import Agent, wait_until
@@ -15,6 +16,7 @@ from keepers import Keeper
 from tests.services.netns import Network, why_impossible
 from tests.services.presence import require
 
+HELD = Path(__file__).parents[1] / "helpers" / "held"
 HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
@@ -81,6 +83,19 @@ def start(tmp_path):
     for keeper in started:
         if keeper.process.poll() is None:
             keeper.kill()
+        elif not keeper.process.stdin.closed:
+            keeper.close()
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """Hold the shards of checkpoint-1 in the keeper until a file appears."""
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    monkeypatch.setenv("HELD_FOLDER", str(folder))
+    monkeypatch.setenv("HELD_PREFIX", "checkpoint-1-g1")
+    monkeypatch.setenv("PYTHONPATH", f"{HELD}:{os.environ.get('PYTHONPATH', '')}")
+    return folder
 
 
 @pytest.fixture

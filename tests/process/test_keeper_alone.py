@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import threading
@@ -161,17 +160,6 @@ def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
     checkpointer.close()
 
 
-@pytest.fixture
-def gate(tmp_path, monkeypatch):
-    """Hold the shards of checkpoint-1 in the keeper until a file appears."""
-    folder = tmp_path / "gate"
-    folder.mkdir()
-    monkeypatch.setenv("HELD_FOLDER", str(folder))
-    monkeypatch.setenv("HELD_PREFIX", "checkpoint-1-g1")
-    monkeypatch.setenv("PYTHONPATH", f"{HELD}:{os.environ.get('PYTHONPATH', '')}")
-    return folder
-
-
 def handed_over(keeper, gate, url):
     """Hand checkpoint-1 over and lose the trainer; the store does not take it yet."""
     checkpointer = begun(keeper, url)
@@ -219,40 +207,6 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
         return checkpointer.committed()
 
     assert run_gang(2, rank_main) == [[CheckpointId(1, 2), CheckpointId(1, 1)]] * 2
-
-
-@pytest.mark.parametrize("asleep", [0, 1])
-@pytest.mark.parametrize("before", ["the save", "the commit"])
-def test_a_hosts_keeper_that_sleeps_is_not_waited_for_by_a_stop(
-    start, gate, tmp_path, asleep, before
-):
-    keepers = [start(folder="host-0"), start(folder="host-1")]
-    for one in keepers:
-        one.left_seconds = lambda: 12.0
-
-    def rank_main(world, board):
-        mine = keepers[world.rank]
-        checkpointer = begun(mine, tmp_path / "run", board=board, world=world, within_seconds=60)
-        if before == "the save" and world.rank == asleep:
-            mine.process.send_signal(signal.SIGSTOP)
-        (gate / "go").touch() if before == "the save" else None
-        checkpointer.save(1, weight(7, 300_000), About())
-        if before == "the commit" and world.rank == asleep:
-            while len(list(gate.glob("held-*"))) < 2:
-                time.sleep(0.01)
-            mine.process.send_signal(signal.SIGSTOP)
-            (gate / "go").touch()
-        began = time.monotonic()
-        checkpointer.wait()
-        took = time.monotonic() - began
-        checkpointer.close()
-        return took < 12, checkpointer.committed()
-
-    try:
-        assert run_gang(2, rank_main) == [(True, [CheckpointId(1, 1)])] * 2
-    finally:
-        keepers[asleep].process.send_signal(signal.SIGCONT)
-    assert resumed_weight(start(folder="other"), tmp_path / "run")[:2] == (CheckpointId(1, 1), 7.0)
 
 
 @pytest.mark.parametrize("whose", ["its own", "another"])

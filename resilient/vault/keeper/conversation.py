@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ SILENCE_SECONDS = 15.0
 _SILENCE_SECONDS_MIN = 2.0
 _SILENT_SHARE = 1 / 3
 _LOOK_SECONDS = 0.5
+_CREDENTIALS = "3i"
 
 
 def never() -> float:
@@ -101,6 +103,16 @@ class Conversation:
         self.tell(verb, **message)
         return self.hear()
 
+    @property
+    def peer_pid(self) -> int:
+        """The process that listens at the socket, as this one sees it; 0 if it does not.
+
+        From SO_PEERCRED, see unix(7): who called listen().
+        """
+        size = struct.calcsize(_CREDENTIALS)
+        said = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(struct.unpack(_CREDENTIALS, said)[0])
+
     def close(self) -> None:
         """Leave, and wake a thread that listens."""
         self.is_over = True
@@ -119,13 +131,17 @@ class Conversation:
         return answer
 
     def _receive(self) -> dict[str, Any] | None:
-        began_seconds = time.monotonic()
+        silent_seconds = 0.0
         while True:
+            began_seconds = time.monotonic()
             self._connection.settimeout(_LOOK_SECONDS)
             try:
                 return self._lines.receive()
             except TimeoutError:
-                if time.monotonic() - began_seconds >= self._silence_seconds:
+                # Where this process did not run, suspended as the keeper was, nobody was silent.
+                looked_seconds = time.monotonic() - began_seconds
+                silent_seconds += min(looked_seconds, 2 * _LOOK_SECONDS)
+                if silent_seconds >= self._silence_seconds:
                     self.is_silent = True
                     raise
 

@@ -22,6 +22,7 @@ from resilient.errors import (
 from resilient.vault import facts
 from resilient.vault.keeper import rulings
 from resilient.vault.keeper.conversation import Conversation, tell_once
+from resilient.vault.keeper.ending import KeeperProcess
 from resilient.vault.keeper.guest import (
     KeeperAddress,
     introduction,
@@ -59,6 +60,7 @@ class KeeperPersister:
         self.address = address
         self._fallback = fallback
         self._talk: Conversation | None = None
+        self._process = KeeperProcess(0)
         self.board: Address | None = None
         self._url, self._why_not = "", "it was not asked yet"
         self._is_announced = False
@@ -165,6 +167,7 @@ class KeeperPersister:
         """Leave the keeper; it keeps what was committed last for the next life."""
         self._fallback.close()
         self._lose("it was closed")
+        self._process.close()
 
     def _see_to_its_end(self) -> None:
         handed, self._handed = self._handed, None
@@ -184,10 +187,12 @@ class KeeperPersister:
         failed = listener.heard
         if isinstance(failed, Failure) and isinstance(failed.cause, PeerFailed):
             self._lose(failed.message)
-            if self._is_mute:
+            # One that sleeps is killed: then its part is over, and its peers hear of it.
+            sleeps = self._is_mute and not self._process.end()
+            if sleeps:
                 attempt(lambda: desk.comms.call(_here(job)))
-            # One that sleeps may never show the others its part: there is no ruling to wait for.
-            board = None if self._is_mute or is_called else self.board
+            # It may never show the others its part: there is no ruling to wait for.
+            board = None if sleeps or is_called else self.board
             failed = attempt(partial(find_verdict, desk, job, board, failed.message))
         if isinstance(failed, Failure) and not self._persist_here(desk, job, failed):
             return
@@ -221,6 +226,7 @@ class KeeperPersister:
     def _settle(self, desk: Desk) -> dict[str, Any]:
         """Introduce this rank, wait for older saves, and return where the keeper's board is."""
         talk = self._talk = Conversation(self.address.path, self.address.left_seconds)
+        self._process = KeeperProcess(talk.peer_pid)
         hello = introduction(self.address, desk)
         # As it was then: the working folder may be another one later.
         self._url = hello["url"]
@@ -229,17 +235,11 @@ class KeeperPersister:
         if welcome["is_busy"]:
             _wait_for_past_lives(talk, desk)
         board: dict[str, Any] = welcome["board"]
-        board |= {"host": board["host"] or self.address.host}
-        return board
+        return board | {"host": board["host"] or self.address.host}
 
     def _recalling(self, desk: Desk, board: Mapping[str, Any]) -> Store:
         """Join the keepers' board, and return a store that knows what the keeper holds."""
-
-        def join() -> dict[str, Any]:
-            self._to().tell("join", board=board)
-            return self._to().ask("recall")
-
-        answer = attempt(join)
+        answer = attempt(lambda: _joined(self._to(), board))
         if isinstance(answer, Failure):
             self._lose(answer.message)
             return desk.store
@@ -317,6 +317,11 @@ class KeeperPersister:
 def _handover(desk: Desk, job: Job, slots: Mapping[str, memoryview]) -> dict[str, Any]:
     said = to_json(job, desk.world.rank, slots)
     return {"job": said, "context": dict(desk.emit.context), "tiers": tiers_to_json(desk)}
+
+
+def _joined(talk: Conversation, board: Mapping[str, Any]) -> dict[str, Any]:
+    talk.tell("join", board=board)
+    return talk.ask("recall")
 
 
 def _wait_for_past_lives(talk: Conversation, desk: Desk) -> None:

@@ -57,7 +57,8 @@ def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
     """Delete what the retention does not keep; return the plan that was carried out.
 
     Only the newest life rotates: the checkpoint that an older one would let go may be the one
-    that a newer life began from.
+    that a newer life began from. And only the newest save: whoever comes late, for it slept, knows
+    not what was protected since.
 
     Crash: each checkpoint is whole, or without a manifest and so not there. Leftover files are
     swept by the next rotation.
@@ -78,8 +79,19 @@ def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
     """
     if retention.is_empty and not sweeps:
         return RotationPlan((), {})
-    plan = carry_out(store, look(store, retention, keep, written=written, grace=grace), mine)
+    found = look(store, retention, keep, written=written, grace=grace)
+    if written is not None and _is_outrun(written, found.folders):
+        return RotationPlan((), {})
+    plan = carry_out(store, found, mine)
     return RotationPlan((), {}) if retention.is_empty else plan
+
+
+def _is_outrun(written: CheckpointId, folders: Folders) -> bool:
+    """Say whether the life of a checkpoint has committed a later one."""
+    return any(
+        one > written and one.generation == written.generation and MANIFEST in names
+        for one, names in folders.items()
+    )
 
 
 def look(

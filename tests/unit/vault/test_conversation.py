@@ -1,0 +1,66 @@
+"""How long a keeper may say nothing before it is given up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from resilient.errors import PeerFailed
+from resilient.vault.keeper import conversation
+from resilient.vault.keeper.conversation import Conversation
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    """Answer each line after so many seconds; returns the socket's path."""
+    path, listeners = tmp_path / "keeper", []
+
+    def start(seconds):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        listeners.append(listener)
+
+        def serve():
+            with listener.accept()[0] as connection:
+                connection.recv(1 << 16)
+                time.sleep(seconds)
+                connection.sendall(json.dumps({"said": True}).encode() + b"\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        return str(path)
+
+    yield start
+    for one in listeners:
+        one.close()
+
+
+class Jumping:
+    """A clock that lost an hour: the process was suspended in the middle of a look."""
+
+    def __init__(self) -> None:
+        self._jumps = itertools.chain([0.0, 3600.0], itertools.repeat(3600.0))
+
+    def monotonic(self) -> float:
+        return time.monotonic() + next(self._jumps)
+
+
+def test_time_in_which_this_process_did_not_run_is_nobodys_silence(keeper, monkeypatch):
+    talk = Conversation(keeper(0.8))
+    monkeypatch.setattr(conversation, "time", Jumping())
+    assert talk.ask("wait") == {"said": True}
+    talk.close()
+
+
+def test_a_keeper_that_says_nothing_is_given_up(keeper, monkeypatch):
+    monkeypatch.setattr(conversation, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(conversation, "_SILENCE_SECONDS_MIN", 0.5)
+    talk = Conversation(keeper(5))
+    with pytest.raises(PeerFailed, match="the keeper is gone"):
+        talk.ask("wait")
+    assert talk.is_silent
