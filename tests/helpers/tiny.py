@@ -38,8 +38,8 @@ def tiny_parts(rank: int) -> dict[str, Part]:
     }
 
 
-def tiny_repository() -> MemoryStore:
-    """A life, its mark, one signed checkpoint of two ranks, a tag, the verdict on the store."""
+def tiny_repository(*, is_signed: bool = True) -> MemoryStore:
+    """A life, its mark, one checkpoint of two ranks, a tag, the verdict on the store."""
     store = MemoryStore()
     life = Generation(1, "0123456789abcdef", None, "start", AT, "host", "ab" * 16)
     store.put(generation_key(1), seal(life.to_json()))
@@ -49,7 +49,8 @@ def tiny_repository() -> MemoryStore:
         receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
         files += staged.files
     about = replace(empty_manifest(CHECKPOINT), world={"size": RANKS, "strategy": "ddp"})
-    commit(store, gather_receipts(about, receipts), Signature(SIGNING.key, digests_of(files)))
+    signature = Signature(SIGNING.key, digests_of(files)) if is_signed else None
+    commit(store, gather_receipts(about, receipts), signature)
     mark_committed(store, 1)
     tag = Tag("release", CHECKPOINT, AT, "host", "cd" * 16)
     store.put(tag_key("release"), seal(tag.to_json()))

@@ -88,6 +88,26 @@ def test_every_flipped_bit_is_found(key, record_property):
     assert missed == []
 
 
+UNSIGNED = [key for key in OWN if "signature-" not in key]
+
+
+@pytest.mark.parametrize("key", UNSIGNED)
+def test_every_flipped_bit_is_found_without_a_signature(key):
+    """Else a signature's SHA-256 could hide that a digest of ours is not held against anything."""
+    store = tiny_repository(is_signed=False)
+    whole = store.objects[key]
+    missed = []
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            store.objects[key] = bytes(damaged)
+            is_seen = bool(verify(store, CHECKPOINT, "full"))
+            if not (is_seen and is_refused(lambda: read(store, CHECKPOINT))):
+                missed.append((position, bit))
+    assert missed == []
+
+
 def test_the_flips_are_many_enough_to_mean_something():
     assert 8 * sum(map(len, tiny_repository().objects.values())) >= BITS_MIN
 
