@@ -96,7 +96,7 @@ MUTANTS = [
         "resilient/vault/rotation/rotate.py",
         "    if written is not None and _is_outrun(written, found.folders):",
         "    if written is None:",
-        f"{ASLEEP} -k wakes",
+        "tests/crash/test_sleeping_keeper.py",
     ),
     Mutant(
         "time in which this process did not run is the keeper's silence",
