@@ -124,6 +124,7 @@ preemptions: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json
+	$(BIN)/python -m benchmarks diff --json
 	$(BIN)/python -m benchmarks loop --json
 	$(BIN)/python -m benchmarks save --json
 	$(BIN)/python -m benchmarks load --json

@@ -1,0 +1,129 @@
+"""Memory that `resilient ckpt diff` takes for two checkpoints of 10 GB, and the time.
+
+Two weights files, 100 tensors each, whose bytes differ in one tensor; the disk has all of them.
+`memory_over_500_mb` is the most memory that the process held; `diff_over_reading` its time over
+that of a plain sequential read of both files, each after the page cache was told to forget them.
+`GIGABYTES` in the environment sets the size of each side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.harness import Report
+
+ROUNDS = 1
+TENSORS = 100
+COLUMNS = 1024
+MEMORY_BYTES_MAX = 500_000_000
+_READ_BYTES = 8 << 20
+# What the child prints last: its own peak, in KiB, as Linux counts it.
+_CHILD = """
+import resource, sys
+from resilient_cli.app import main
+code = main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+raise SystemExit(code)
+"""
+
+
+def run(rounds: int) -> Report:
+    """Compare two files, so many times."""
+    size_bytes = int(float(os.environ.get("GIGABYTES", "10")) * 1e9)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        sides = [Path(folder) / name / "model.safetensors" for name in ("before", "after")]
+        for number, path in enumerate(sides):
+            path.parent.mkdir()
+            write(path, size_bytes, changed=number)
+        found = [(seconds_of_reading(sides), *diff(sides)) for _ in range(rounds)]
+    peak_bytes = max(peak for _, _, peak in found)
+    ratios = {
+        "memory_over_500_mb": round(peak_bytes / MEMORY_BYTES_MAX, 4),
+        "diff_over_reading": round(median(took / read for read, took, _ in found), 4),
+    }
+    figures = {
+        "rounds": rounds,
+        "bytes_of_each_side": size_bytes,
+        "peak_mb": round(peak_bytes / 1e6, 1),
+        "diff_seconds": round(median(took for _, took, _ in found), 2),
+        "reading_seconds": round(median(read for read, _, _ in found), 2),
+    }
+    return Report("diff", ratios, figures)
+
+
+def write(path: Path, size_bytes: int, changed: int) -> None:
+    """Write tensors of random numbers, the last of which depends on ``changed``."""
+    rows = size_bytes // TENSORS // 4 // COLUMNS
+    each_bytes = rows * COLUMNS * 4
+    header = {
+        f"layers.{number}.weight": {
+            "dtype": "F32",
+            "shape": [rows, COLUMNS],
+            "data_offsets": [number * each_bytes, (number + 1) * each_bytes],
+        }
+        for number in range(TENSORS)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    # Exponents of random bits would be infinite here and there: these lie between 1 and 2.
+    block = bytearray(os.urandom(each_bytes)) if changed == 0 else bytearray(_block_of(path))
+    block[3::4] = b"\x3f" * (each_bytes // 4)
+    block[2::4] = bytes(one | 0x80 for one in block[2::4])
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _ in range(TENSORS - 1):
+            file.write(block)
+        block[:1] = bytes([block[0] ^ changed])
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _block_of(path: Path) -> bytes:
+    """Return the first tensor's bytes of the side that is there."""
+    other = path.parent.parent / "before" / path.name
+    with other.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        start, stop = header["layers.0.weight"]["data_offsets"]
+        return file.read(stop - start)
+
+
+def seconds_of_reading(sides: list[Path]) -> float:
+    """Return how long a plain read of both takes."""
+    forget(sides)
+    memory = memoryview(bytearray(_READ_BYTES))
+    began = time.perf_counter()
+    for path in sides:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(memory):
+                pass
+    return time.perf_counter() - began
+
+
+def diff(sides: list[Path]) -> tuple[float, int]:
+    """Return the seconds and the most bytes of memory of a comparison to its end."""
+    forget(sides)
+    folders = [str(path.parent) for path in sides]
+    command = [sys.executable, "-c", _CHILD, "ckpt", "diff", *folders, "--exit-code", "--json"]
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    took = time.perf_counter() - began
+    assert done.returncode == 1, done.stderr[-2000:]
+    return took, int(done.stderr.split()[-1]) * 1024
+
+
+def forget(sides: list[Path]) -> None:
+    """Have the page cache let go of them."""
+    for path in sides:
+        handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
