@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,13 @@ from resilient.comparison.measuring import Meter
 from resilient.comparison.naming import matched
 from resilient.comparison.numbers import is_complex, is_known
 from resilient.comparison.reading import BLOCK_ELEMENTS, Elements
-from resilient.comparison.values import SECTIONS, Comparison, FieldChange, TensorChange
+from resilient.comparison.values import (
+    SECTIONS,
+    Comparison,
+    FieldChange,
+    OpaqueChange,
+    TensorChange,
+)
 from resilient.layouts.values import MODEL, Unreadable
 
 if TYPE_CHECKING:
@@ -62,6 +69,7 @@ def compare(
     only_after = tuple(one.after for one in pairs if one.after and one.before is None)
     changes = _Tensors(before, after, told).measured(both)
     fields, same = _fields(before, after)
+    opaque, unread = _opaque(before, after, fields)
     logs = (before.history, after.history)
     agreeing = next(
         (n for n, (one, other) in enumerate(zip(*logs, strict=False)) if not _is_same(one, other)),
@@ -77,8 +85,36 @@ def compare(
         tuple(sorted(changes, key=_severity)),
         (only_before, only_after),
         tied,
-        (*(f"a: {one}" for one in before.notes), *(f"b: {one}" for one in after.notes), *notes),
+        (*_told("a", before.notes, unread[0]), *_told("b", after.notes, unread[1]), *notes),
+        opaque,
     )
+
+
+def _told(side: str, *notes: Sequence[str]) -> list[str]:
+    return [f"{side}: {one}" for one in dict.fromkeys(chain(*notes))]
+
+
+def _opaque(
+    before: Side, after: Side, fields: Sequence[FieldChange]
+) -> tuple[tuple[OpaqueChange, ...], tuple[Sequence[str], Sequence[str]]]:
+    """Return what is not understood and differs, and what of it each side could not read.
+
+    Two layouts keep things of their own, which nobody could hold against each other. What a field
+    tells already is not told again. Of other numbers of ranks the files of ranks are others.
+    """
+    if before.layout != after.layout:
+        return (), ((), ())
+    (one, left), (other, right) = before.opaque(), after.opaque()
+    told = {f"{change.name}." for change in fields}
+    changes = []
+    for place in sorted({*one, *other}):
+        held, now = one.get(place), other.get(place)
+        is_cut = before.world != after.world and any(it.is_cut for it in (held, now) if it)
+        path = f"{place.partition(': ')[2] or place}."
+        if is_cut or held == now or any(path.startswith(name) for name in told):
+            continue
+        changes.append(OpaqueChange(place, "a" if now is None else "b" if held is None else "both"))
+    return tuple(changes), (left, right)
 
 
 def _severity(change: TensorChange) -> tuple[float, str]:

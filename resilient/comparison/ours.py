@@ -9,6 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from resilient.comparison.digests import Digests
 from resilient.comparison.randomness import of_numpy, of_philox, of_python, of_torch
 from resilient.comparison.reading import Elements, ReadAhead
 from resilient.comparison.trees import Held, plain_leaves, value_of
@@ -20,6 +21,7 @@ from resilient.comparison.values import (
     SCHEDULE,
     SOFTWARE,
     TRAINER,
+    Opaque,
     Side,
 )
 from resilient.errors import KeyNotFound
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 LAYOUT = "resilient"
 _RANDOM = re.compile(r"rng_state_(\d{1,7})")
+_GENERATORS = {"python", "numpy", "cpu", "cuda"}
 _STATE_OF_TRAINER, _HISTORY = "trainer_state", "log_history"
 
 
@@ -93,6 +96,7 @@ def side_of(store: Store, manifest: Manifest) -> Side:
         tuple(_order(trees, kinds)),
         _history(trees),
         tuple(reader.notes),
+        lambda: (reader.opaque(trees, kinds), ()),
     )
 
 
@@ -132,6 +136,29 @@ class _Reader:
                 for kind, state in self._states(tree):
                     if state is not None:
                         yield (int(match[1]), kind), state
+
+    def opaque(self, trees: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Opaque]:
+        """Return what is told neither as a field nor as a tensor: rests of states, by part."""
+        digests = Digests(self._folder, self._listing)
+        found: dict[str, Opaque] = {}
+        for name, tree in trees.items():
+            if kinds[name] == OPTIMIZER:
+                rest = {path: it for path, it in plain_leaves(tree) if not _is_option(path)}
+            elif _RANDOM.fullmatch(name) and isinstance(tree, dict):
+                rest = self._unread(tree)
+            else:
+                continue
+            found |= {f"{name}.{key}": Opaque(digests.of_value(it)) for key, it in rest.items()}
+        return found
+
+    def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the states of generators that are not known; of a tensor its bytes."""
+        unread = {kind.partition(" ")[0] for kind, it in self._states(tree) if it is None}
+        return {
+            key: self._words(it) if isinstance(it, Held) else it
+            for key, it in tree.items()
+            if key not in _GENERATORS or key in unread
+        }
 
     def _states(self, tree: Mapping[str, Any]) -> Iterator[tuple[str, State | None]]:
         yield "python", of_python(tree.get("python"))
@@ -241,6 +268,10 @@ def _groups(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[tupl
         for path, one in plain_leaves(trees[name]["param_groups"]):
             if not path.endswith(".params"):
                 yield f"{head}{path}", one
+
+
+def _is_option(path: str) -> bool:
+    return path.startswith("param_groups.") and not path.endswith(".params")
 
 
 def _order(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[str]:

@@ -6,8 +6,11 @@ Everything is read as data, as :mod:`resilient.layouts` does: nothing is unpickl
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from resilient.comparison.opaque import Opaque, Understood, opaque_in
+from resilient.comparison.plainly import is_shown, known, place_of
 from resilient.comparison.randomness import of_numpy, of_philox, of_python, of_torch
 from resilient.comparison.reading import ReadAhead
 from resilient.comparison.trees import plain_leaves
@@ -26,36 +29,32 @@ from resilient.layouts.deepspeed import is_engine, shapes_in, tag_of
 from resilient.layouts.distributed import INDEX, read_index, value_at
 from resilient.layouts.documents import read_json
 from resilient.layouts.partitions import gathered
-from resilient.layouts.pickled import Made, Name, TensorRef
+from resilient.layouts.pickled import Made, TensorRef
 from resilient.layouts.places import settled
 from resilient.layouts.plain import ALONE
 from resilient.layouts.values import ITEM_BITS, Form, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from resilient.comparison.values import State
     from resilient.layouts.values import Contents, Tensor
     from resilient.storage.folder import Folder, Listing
 
-LEAVES_MAX, DEPTH_MAX = 200_000, 32
-"""Plain values of one file, and how deep they may lie."""
 VALUES_MAX = 5_000
 """Values of one distributed checkpoint that are looked at; each is a file of its own in there."""
 _STATE, _HISTORY = "trainer_state.json", "log_history"
 _RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
 _WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")
+_ARGUMENTS = "training_args.bin"
 _SCHEDULES = ("scheduler.pt", "scheduler.bin")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_SHOWN_TEXT_MAX = 200
 _OF_THE_PROCESS = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
 """What arguments keep that is nobody's argument."""
 _OF_ACCELERATE = {
     "random_state": "python", "numpy_random_seed": "numpy", "torch_manual_seed": "cpu",
     "torch_cuda_manual_seed": "cuda",
 }  # fmt: skip
-_KEPT = ("_last_lr", "_step_count")
-"""Of a schedule, though private."""
 
 
 def side_of(folder: Folder, listing: Listing, contents: Contents) -> Side:
@@ -89,6 +88,7 @@ def side_of(folder: Folder, listing: Listing, contents: Contents) -> Side:
         order,
         reader.history,
         tuple(dict.fromkeys(reader.notes)),
+        lambda: reader.opaque(tensors),
     )
 
 
@@ -101,7 +101,25 @@ class _Reader:
         broken = [one for one in contents.problems if one.is_fatal and one.what != ALONE]
         self.notes = [f"{one.place}: {one.what}" for one in broken]
         self.history: tuple[Any, ...] = ()
-        self._order: tuple[str, ...] = ()
+        self._streams: dict[str, frozenset[str]] = {}
+
+    def opaque(self, tensors: Iterable[Tensor]) -> tuple[dict[str, Opaque], list[str]]:
+        """Return what was not understood, with digests, and what of it could not be read."""
+        alone = self._listing.sizes if self._listing.is_file else ()
+        told: dict[str, Callable[[str], bool]] = {
+            **dict.fromkeys(alone, _is_field),
+            **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_shown),
+            **dict.fromkeys((*_OPTIMIZERS, *self._shares()), _is_group),
+        }
+        indexes = {}
+        for prefix in self._indexes():
+            with suppress(Unreadable):
+                indexes[prefix] = read_index(self._folder, self._listing, prefix)
+                looked = sorted(indexes[prefix].values)[:VALUES_MAX]
+                told |= dict.fromkeys(looked, _is_field)
+        names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
+        known = Understood(self._engine() or "", indexes, told, names)
+        return opaque_in(self._folder, self._listing, tensors, known)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
         """Return all tensors, each whole, and the order of the parameters if it is told."""
@@ -166,7 +184,7 @@ class _Reader:
         history = state.pop(_HISTORY, None)
         self.history = tuple(history) if isinstance(history, list) else ()
         found = {
-            CONFIG: dict(_known(self._config())),
+            CONFIG: dict(known(self._config())),
             MODEL_CONFIG: dict(plain_leaves(self._json("config.json"))),
             SOFTWARE: dict(self._contents.versions),
             TRAINER: dict(plain_leaves(state)),
@@ -175,13 +193,13 @@ class _Reader:
             DATA: dict(self._contents.data),
         }
         for path, value in self._loose():
-            section, name = _place(path)
+            section, name = place_of(path)
             if section:
                 found[section][name] = value
         return found
 
     def _config(self) -> Any:
-        archive = self._open("training_args.bin")
+        archive = self._open(_ARGUMENTS)
         value = archive.value if archive else None
         told = value.state if isinstance(value, Made) else value
         if not isinstance(told, dict):
@@ -195,11 +213,16 @@ class _Reader:
         for prefix in self._indexes():
             for path, value in self._values(prefix).items():
                 yield from self._walked(path, value, path)
-        if self._engine() is not None:
-            names = [one for one in self._listing.sizes if one.endswith("_optim_states.pt")]
-            yield from _groups(self._leaves(min(names))) if names else ()
+        for name in self._shares():
+            yield from _groups(self._leaves(name))
         if self._contents.layout in ("torch", "lightning") and self._listing.is_file:
             yield from self._leaves(next(iter(self._listing.sizes)))
+
+    def _shares(self) -> list[str]:
+        """Return the first rank's share of an engine's optimizer; its groups are those of all."""
+        if self._engine() is None:
+            return []
+        return sorted(one for one in self._listing.sizes if one.endswith("_optim_states.pt"))[:1]
 
     def _leaves(self, name: str) -> Iterator[tuple[str, Any]]:
         archive = self._open(name)
@@ -211,7 +234,7 @@ class _Reader:
     ) -> list[tuple[str, Any]]:
         """Return the plain values in one; none if they are too many, which is told."""
         try:
-            return list(_known({path: value} if path else value, archive))
+            return list(known({path: value} if path else value, archive))
         except Unreadable as error:
             self.notes.append(f"{name}: {error}")
             return []
@@ -224,8 +247,9 @@ class _Reader:
             archive = self._open(name) if match else None
             if match and archive and isinstance(archive.value, dict):
                 rank = int(match[1] or match[2] or 0)
-                states = self._states(archive)
+                states = list(self._states(archive))
                 found |= {(rank, kind): one for kind, one in states if one is not None}
+                self._streams[name] = _streams(archive.value, states)
         return found
 
     def _states(self, archive: Archive) -> Iterator[tuple[str, State | None]]:
@@ -280,60 +304,23 @@ def _groups(leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     return ((path, one) for path, one in leaves if "param_groups." in path)
 
 
-def _place(path: str) -> tuple[str, str]:
-    """Return the section and the name of a value by its path; no section: it is not shown."""
-    _, found, rest = path.rpartition("param_groups.")
-    if found:
-        return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
-    # Numbers of one parameter are state, which tensors are compared for.
-    is_state = re.search(r"(?:^|\.)state\.", path)
-    return ("", "") if is_state else (TRAINER, path)
+def _is_field(path: str) -> bool:
+    return is_shown(path) and bool(place_of(path)[0])
 
 
-def _known(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield plain values with their paths out of what a pickle holds."""
-    for path, one in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
-        if path and (not path.startswith("_") or path in _KEPT):
-            yield path, one
+def _is_group(path: str) -> bool:
+    return is_shown(path) and "param_groups." in path and bool(place_of(path)[0])
 
 
-def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0) -> Any:
-    """Return a value of a pickle with what it would have called made plain, as far as it goes.
-
-    Args:
-        value: what the pickle holds; it may be in it many times, and is walked each time.
-        archive: where tensors are.
-        left: how many values may still be walked; counted down.
-        depth: of lists and dicts around it.
-
-    Raises:
-        Unreadable: there are more values than any configuration has.
-    """
-    left[0] -= 1
-    if left[0] < 0:
-        raise Unreadable(f"more than {LEAVES_MAX} values")
-    if depth > DEPTH_MAX:
-        return "..."
-    if isinstance(value, Made) and isinstance(value.state, dict):
-        value = value.state
-    if isinstance(value, dict):
-        return {str(key): _plain(one, archive, left, depth + 1) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one, archive, left, depth + 1) for one in value]
-    if isinstance(value, TensorRef):
-        # Tensors are compared as such; a number that is kept as one is a number.
-        return archive.number(value) if archive and not value.shape else {}
-    return _leaf(value)
-
-
-def _leaf(value: Any) -> Any:
-    """Return a value without others in it; of a class, the one argument that it was made of."""
-    if isinstance(value, Made):
-        args = value.args if isinstance(value.args, tuple) else ()
-        return args[0] if len(args) == 1 and isinstance(args[0], str | int) else value.kind
-    if isinstance(value, bytes):
-        return value[:_SHOWN_TEXT_MAX].hex()
-    return value.dotted if isinstance(value, Name) else value
+def _streams(
+    value: Mapping[str, Any], states: Iterable[tuple[str, State | None]]
+) -> frozenset[str]:
+    """Return the names in a file of random states that were understood, each wholly."""
+    unread = {kind.partition(" ")[0] for kind, one in states if one is None}
+    kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
+    return frozenset(
+        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread
+    )
 
 
 def _numpy(value: Any) -> State | None:

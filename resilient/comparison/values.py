@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.values import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from resilient.layouts.values import Tensor
     from resilient.storage.folder import Folder, Listing
@@ -55,6 +55,7 @@ class Side:
         order: names of the parameters by their position in the optimizer, where that is known.
         history: what was logged, in order.
         notes: what of it cannot be compared, and why.
+        opaque: returns what no reader understands, by its place, and what could not be read of it.
     """
 
     url: str
@@ -71,6 +72,23 @@ class Side:
     order: tuple[str, ...] = ()
     history: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
+    opaque: Callable[[], tuple[Mapping[str, Opaque], Sequence[str]]] = lambda: ({}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What is told of it alone: its digest, and whether another number of ranks makes another."""
+
+    digest: bytes
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueChange:
+    """What no reader understands and is not the same, byte for byte; ``is_in`` as of a field."""
+
+    place: str
+    is_in: str = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +188,7 @@ class Comparison:
         only: names of tensors that one side has, with their part; first ``a``'s, then ``b``'s.
         tied: tensors that one side keeps under a second name as well.
         notes: what could not be compared, and why.
+        opaque: what no reader understands, and is not the same byte for byte.
     """
 
     before: Side
@@ -182,6 +201,7 @@ class Comparison:
     only: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
     tied: tuple[str, ...]
     notes: tuple[str, ...]
+    opaque: tuple[OpaqueChange, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -199,4 +219,5 @@ class Comparison:
             or any(one.is_equal is not True for one in self.tensors)
             or any(ours or one.part != OTHER for side in self.only for one in side)
             or bool(self.notes)
+            or bool(self.opaque)
         )

@@ -19,6 +19,10 @@ class Name:
         return f"{self.module}.{self.name}"
 
 
+class Unordered(list[Any]):
+    """The elements of a set, in no order that means anything."""
+
+
 @dataclass(slots=True, eq=False)
 class Made:
     """What a pickle would call, and what it would put into the result."""

@@ -18,7 +18,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.pickled import Made, Name
+from resilient.layouts.pickled import Made, Name, Unordered
 from resilient.layouts.values import Unreadable
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ _PUSHES = {
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": list,
+    "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": Unordered,
 }  # fmt: skip
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
@@ -283,7 +283,7 @@ class _Machine:
         self.stack.append(self._rebuild(Made("persistent", found)))
 
     def frozen(self, _: Any) -> None:
-        self.stack.append(self._since_mark())
+        self.stack.append(Unordered(self._since_mark()))
 
 
 def _as_key(key: Any) -> Any:

@@ -177,3 +177,16 @@ def test_the_configuration_of_a_model_that_was_taken_over_is_the_same(theirs, ca
     outcome = call("ckpt", "diff", theirs / "checkpoint-8", ours, "--json")
     fields = json.loads(outcome.stdout)["fields"]
     assert [one["name"] for one in fields if one["section"] == "model_config"] == ["n_layer"]
+
+
+def test_what_no_reader_understands_is_no_silent_agreement(theirs, call, matches):
+    later = Path(shutil.copytree(theirs / "checkpoint-8", theirs / "checkpoint-9"))
+    pair = (theirs / "checkpoint-8", later)
+    schedule = torch.load(later / "scheduler.pt", weights_only=True)
+    for folder, number in zip(pair, (1, 2), strict=True):
+        torch.save({"scale": float(number)}, folder / "scaler.pt")
+        torch.save({**schedule, "phases": {number}}, folder / "scheduler.pt")
+    matches("diff-opaque", call("ckpt", "diff", *pair, "--exit-code"), theirs)
+    answer = json.loads(call("ckpt", "diff", *pair, "--json").stdout)
+    places = [one["place"] for one in answer["not_understood"]]
+    assert places == ["scaler.pt: scale", "scheduler.pt: phases"]

@@ -14,7 +14,30 @@ SUMMARY = "tests/unit/comparison/test_summary.py"
 DIFF = "tests/cli/test_diff.py"
 CAT = "tests/cli/test_cat.py"
 
+OPAQUE = "tests/unit/comparison/test_opaque.py"
+
 MUTANTS = [
+    Mutant(
+        "what no reader understands is not compared",
+        "resilient/comparison/comparing.py",
+        "    if before.layout != after.layout:",
+        "    if True:",
+        f"{OPAQUE} -k by_its_bytes",
+    ),
+    Mutant(
+        "an array counts as a field that was told",
+        "resilient/comparison/opaque.py",
+        "        return is_plain and self._told(path)",
+        "        return self._told(path)",
+        f"{OPAQUE} -k by_its_bytes",
+    ),
+    Mutant(
+        "the bytes of a storage are not in its digest",
+        "resilient/comparison/digests.py",
+        "            found.update(data)",
+        "            pass",
+        f"{OPAQUE} -k quantized",
+    ),
     Mutant(
         "strides of a view are not looked at",
         "resilient/comparison/reading.py",

@@ -212,6 +212,9 @@ def _rest(found: Comparison) -> Iterator[str]:
     if found.tied:
         names = ", ".join(found.tied[:_NAMES_MAX])
         yield f"<p>Kept once on the other side: {short(names, 2000)}</p>"
+    if found.opaque:
+        places = "".join(f"<li>{short(one.place, 500)}</li>" for one in found.opaque[:_ROWS_MAX])
+        yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(found.opaque))
     if found.notes:
         notes = "".join(f"<li>{short(one, 500)}</li>" for one in found.notes)
         yield f"<h3>Not compared</h3><ul>{notes}</ul>"

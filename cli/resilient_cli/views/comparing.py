@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Comparison,
         FieldChange,
         Measures,
+        OpaqueChange,
         RandomChange,
         Side,
         TensorChange,
@@ -47,6 +48,10 @@ def compared(found: Comparison, *, every: bool, page: str = "") -> Answer:
         blocks += _listed(columns, rows, None if every else _ROWS_MAX, f"in {part}")
     fields = [_field_row(one) for one in found.fields if every or one.is_in == "both"]
     blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
+    opaque = [f"differs, not understood: {_opaque(one)}" for one in found.opaque]
+    blocks += opaque if every else opaque[:_FIELDS_MAX]
+    if len(opaque) > _FIELDS_MAX and not every:
+        blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
     blocks += [f"not compared: {one}" for one in found.notes]
     blocks.append(verdict(found))
     blocks += [f"page: {page}"] if page else []
@@ -219,6 +224,10 @@ def _field_row(one: FieldChange) -> tuple[str, ...]:
     return (f"{one.section}: {one.name}", left, right)
 
 
+def _opaque(one: OpaqueChange) -> str:
+    return one.place if one.is_in == "both" else f"{one.place} (only in {one.is_in})"
+
+
 def _short(value: Any) -> str:
     text = plain(finite(value))
     return text if len(text) <= _VALUE_MAX else text[: _VALUE_MAX - 3] + "..."
@@ -240,6 +249,8 @@ def verdict(found: Comparison) -> str:
     said += [count(fields, "field")] if fields else []
     streams = sum(one.same is False for one in found.random)
     said += [count(streams, "random stream")] if streams else []
+    unread = len(found.opaque)
+    said += [f"{count(unread, 'value')} that no reader understands"] if unread else []
     return f"They differ: {', '.join(said) or 'see above'}."
 
 
@@ -277,6 +288,7 @@ def _document(found: Comparison) -> dict[str, Any]:
         "only_before": [f"{one.part}/{one.name}" for one in found.only[0]],
         "only_after": [f"{one.part}/{one.name}" for one in found.only[1]],
         "tied": list(found.tied),
+        "not_understood": [{"place": one.place, "in": one.is_in} for one in found.opaque],
         "notes": list(found.notes),
     }
 
