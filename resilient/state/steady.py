@@ -10,13 +10,14 @@ from resilient.state.optimizer import NamedOptimizer
 from resilient.state.tree import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from resilient.state.capture import Part
 
 
 # Below this, to copy takes less time than to keep books of what is not copied yet.
 _LATER_BYTES_MIN = 64 << 10
+_KINDS = frozenset(PLAIN)
 
 
 def is_worth_waiting(tensor: torch.Tensor) -> bool:
@@ -33,7 +34,7 @@ def steady_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     that yields tensors.
     """
     held = [one for part in parts.values() for one in _steady(part.stateful)]
-    if all(type(one) in PLAIN for one in held) and not any(map(torch.Tensor.storage_offset, held)):
+    if _KINDS.issuperset(map(type, held)) and not any(map(torch.Tensor.storage_offset, held)):
         # Each begins where its storage does; to ask a tensor for its storage takes longer.
         return frozenset(map(torch.Tensor.data_ptr, held))
     return frozenset(map(address_of, held))
@@ -56,8 +57,8 @@ def address_of(tensor: torch.Tensor) -> int:
     return local_memory(tensor).untyped_storage().data_ptr() if is_sharded(tensor) else 0
 
 
-def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    held = [one for group in optimizer.param_groups for one in group["params"]]
     for state in optimizer.state.values():
-        yield from (one for one in state.values() if isinstance(one, torch.Tensor))
+        held += [one for one in state.values() if isinstance(one, torch.Tensor)]
+    return held

@@ -129,6 +129,8 @@ class _Flattener:
 
     def sequence(self, value: Any, path: str) -> list[Any]:
         # The state of Python's random numbers alone is 625 of them.
+        if PLAIN_VALUES.issuperset(map(type, value)):
+            return list(value)
         return [
             one if type(one) in PLAIN_VALUES else self.visit(one, f"{path}/{index}")
             for index, one in enumerate(value)

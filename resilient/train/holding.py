@@ -33,7 +33,14 @@ class HoldingSaver(Saver):
 
     def holds(self) -> bool:
         """Say whether this step is to be held; the same on every rank."""
-        steps, step = memory_steps(self._args), self._state.global_step
+        return self._holds_at(self._state.global_step)
+
+    def will_hold(self) -> bool:
+        """Say whether the step that is about to update is to be held, as far as is known."""
+        return self._holds_at(self._state.global_step + 1)
+
+    def _holds_at(self, step: int) -> bool:
+        steps = memory_steps(self._args)
         if not steps or step % steps or step == self._saved_step or self._is_on is False:
             return False
         # The memory of saves comes first.

@@ -152,6 +152,10 @@ class Run:
         """Wait until the state may change that a save is still copying; tell it if that is long."""
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
+        if self.saver.will_hold():
+            # Behind before_update(): whoever has the sum knows that every rank holds the step
+            # before whole, and has not waited for it.
+            self.meters.begin_mean()
 
     def may_begin(self, step: int) -> bool:
         """Say whether to begin a step: this launch does not end before it, and the gate agrees."""

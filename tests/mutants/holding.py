@@ -27,6 +27,23 @@ MUTANTS = [
         CHOICE,
     ),
     Mutant(
+        "the loss of a step is summed before the step before it is copied",
+        "resilient/train/run.py",
+        '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
+        "        if self.saver.will_hold():\n",
+        "        if self.saver.will_hold():\n            self.meters.begin_mean()\n"
+        '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
+        "        if False:\n",
+        "tests/unit/train/test_begun_means.py",
+    ),
+    Mutant(
+        "a sum that was begun is not waited for",
+        "resilient/train/measures/meters.py",
+        "        self.work.wait()\n",
+        "",
+        "tests/process/test_means.py",
+    ),
+    Mutant(
         "a step lands on top of a save that failed",
         SEAT,
         "is_rooted = not after or any(one.folder == after for one in there)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,26 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The loss of one step while ranks add it up.
+
+    Attributes:
+        losses: of this rank; they are known by being the same list.
+        total: becomes the sum of all ranks, shape (1,).
+        work: adds.
+    """
+
+    losses: list[Any]
+    total: torch.Tensor
+    work: Any
+
+    def read(self) -> float:
+        """Return the sum, when all ranks have given theirs."""
+        self.work.wait()
+        return float(self.total)
 
 
 class Meters:
@@ -36,6 +57,7 @@ class Meters:
         self.logged_steps = 0
         self.learning_rate = 0.0
         self._step_losses: list[Any] = []
+        self._begun: dict[int, _Begun] = {}
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
@@ -87,17 +109,40 @@ class Meters:
         losses, self._step_losses = self._step_losses, []
         return losses
 
+    def begin_mean(self) -> None:
+        """Begin to add the loss of this step over ranks, beside what follows. Collective.
+
+        No more is added to the step. ``means`` waits for the sum; when it has it, every rank was
+        here.
+        """
+        if self._ranks > 1:
+            losses = self._step_losses
+            total = self._sums([losses])
+            self._begun[id(losses)] = _Begun(losses, total, dist.all_reduce(total, async_op=True))
+
     def means(self, steps: list[list[Any]]) -> list[float]:
         """Return the loss of each step over all ranks, from what ``take_step`` gave. Collective."""
-        sums = [sum(losses) for losses in steps]
         if self._ranks == 1 and self._is_number:
-            return [float(one) for one in sums]
-        device = self._logged.device
-        many = torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
+            return [float(sum(losses)) for losses in steps]
+        begun, self._begun = self._begun, {}
+        rest = [losses for losses in steps if id(losses) not in begun]
+        totals = iter(self._add_up(rest) if rest else ())
+        found = [
+            begun[id(losses)].read() if id(losses) in begun else next(totals) for losses in steps
+        ]
+        return [one / self._ranks for one in found]
+
+    def _add_up(self, steps: list[list[Any]]) -> list[float]:
+        many = self._sums(steps)
         if self._ranks > 1:
             dist.all_reduce(many)
-        found: list[float] = (many / self._ranks).tolist()
-        return found
+        added: list[float] = many.tolist()
+        return added
+
+    def _sums(self, steps: list[list[Any]]) -> torch.Tensor:
+        """Return the loss of each step on this rank, shape (steps,)."""
+        sums, device = [sum(losses) for losses in steps], self._logged.device
+        return torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
 
     def take(self) -> dict[str, float]:
         """Return the means since the last log and start anew. Collective."""

@@ -1,0 +1,24 @@
+"""When ranks begin to add the loss of a step that memory is to hold."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from resilient.train.run import Run
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_it_is_behind_the_copy_of_the_step_before(is_held):
+    """Else a rank that has the sum does not know that the others hold that step whole."""
+    done = []
+    run = SimpleNamespace(
+        saver=SimpleNamespace(
+            before_update=lambda: done.append("copied"), will_hold=lambda: is_held
+        ),
+        meters=SimpleNamespace(begin_mean=lambda: done.append("begun")),
+    )
+    Run.wait_for_copy(run, lambda *_: nullcontext())
+    assert done == ["copied", "begun"][: 1 + is_held]
