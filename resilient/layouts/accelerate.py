@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.agreeing import odd_count
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, whole
@@ -52,6 +53,7 @@ def read_saved_state(folder: Folder, listing: Listing) -> Contents:
     optimizer = optimizer_half(
         folder, listing, model, "", is_begun=bool(schedule and schedule.step)
     )
+    odd += _counted(folder, listing, optimizer)
     more, problems = _more(folder, listing, model)
     world = model.engine.world if model.engine else model.world
     rng, lost = read_random(folder, listing, _RANDOM, world=world)
@@ -113,6 +115,16 @@ def _schedules(
             problems.append(Problem(name, str(error), is_fatal=True))
     inside = model.engine.schedule if model.engine else None
     return (found[0] if found else inside), problems
+
+
+def _counted(folder: Folder, listing: Listing, optimizer: Half) -> list[Problem]:
+    """Return whether the first schedule is of another number of groups than the first optimizer."""
+    try:
+        value = open_archive(folder, listing, "scheduler.bin").value
+    except Unreadable:
+        return []
+    held = optimizer.optimizer if optimizer.is_in_one else None
+    return odd_count("scheduler.bin", value, held, "optimizer.bin")
 
 
 def _scheduled(

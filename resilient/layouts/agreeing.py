@@ -7,6 +7,7 @@ than was saved, a loss; where it takes one of both and is right, the contradicti
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, whole
@@ -22,6 +23,8 @@ _AGREEMENT = "the agreement of its files"
 _EPOCHS_APART = 0.02
 """Logs of older versions round the epoch to two digits."""
 _RATES_APART = 1e-6
+_LAMBDAS = "lr_lambdas"
+"""The schedules with it go by what they begin from; others by the rate that a group has."""
 _WIDTHS = (
     *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
     "dim",
@@ -110,6 +113,37 @@ def odd_schedule(place: str, value: Mapping[Any, Any]) -> list[Problem]:
         return []
     what = f"it counts {count} calls at step {step}, and each step is one more"
     return [Problem(place, what, cure=Cure.NEEDLESS)]
+
+
+def odd_count(
+    place: str, value: Any, optimizer: Optimizer | None, owner: str = ""
+) -> list[Problem]:
+    """Return whether a schedule is of another number of groups than its optimizer has.
+
+    Args:
+        place: the schedule's file.
+        value: what is in it.
+        optimizer: its numbers.
+        owner: the optimizer's file, if that is another one.
+    """
+    if optimizer is None or not optimizer.groups or not isinstance(value, dict):
+        return []
+    bases, last = value.get("base_lrs"), value.get("_last_lr")
+    if not isinstance(bases, list):
+        what = "it has no `base_lrs`: the rates it begins from would be those of today's arguments"
+        loses = "the rates that the schedule begins from"
+        return [Problem(place, what, loses, cure=Cure.COPY)] if _LAMBDAS in value else []
+    count, begun = optimizer.groups, len(bases)
+    told = len(last) if isinstance(last, list) else count
+    stops = Problem(place, "", is_fatal=True, cure=Cure.COPY)
+    if begun == told != count:
+        what = f"it has {count} groups, and the schedule rates of {told}: torch stops at that"
+        return [replace(stops, place=owner or place, what=what)]
+    if begun != count and (_LAMBDAS in value or told != count):
+        what = f"it has rates of {begun} groups, and the optimizer has {count}"
+        return [replace(stops, what=f"{what}: torch stops at that")]
+    what = f"it tells of {begun} and {told} groups, and the optimizer has {count}"
+    return [] if begun == told else [Problem(place, what, cure=Cure.NEEDLESS)]
 
 
 def odd_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:

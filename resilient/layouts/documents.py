@@ -61,7 +61,8 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
     if not data.strip():
         raise Unreadable(f"{what} is empty")
     try:
-        found = json.loads(data, object_pairs_hook=_no_doubles)
+        # Bytes would be taken in any encoding; those who wrote it read UTF-8, and no mark before.
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
         check_depth(found)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{what} is not whole JSON ({str(error)[:120]})") from error

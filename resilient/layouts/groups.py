@@ -25,6 +25,15 @@ _SCALARS = (
     *("lr_decay", "rho", "lambd"),
 )
 """Of these a number that is not finite makes every weight NaN; others may have a bound that is."""
+_OPTIONS = set(_SCALARS) - {"initial_lr"}
+_OF_ADAM = {"betas", "eps", "weight_decay"}
+_ADAM_ALONE = {"amsgrad", "maximize", "capturable", "differentiable"}
+"""What the groups of Adam as torch has it say, and nobody else's."""
+_KEPT_OF_EACH = {
+    *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
+    *("prev", "state1", "exp_avg_sq_row"),
+}
+"""What is kept of every parameter that a gradient reached; L-BFGS keeps all with its first one."""
 _GROUPS_MAX = 4096
 
 
@@ -42,7 +51,11 @@ def odd_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
     groups, state = value["param_groups"], value["state"]
     if not groups or not all(isinstance(one, dict) for one in groups):
         return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
-    sayings = (*_strangers(groups, state), *_not_finite(groups[:_GROUPS_MAX], archive))
+    sayings = (
+        *_without(groups[:_GROUPS_MAX], state),
+        *_strangers(groups, state),
+        *_not_finite(groups[:_GROUPS_MAX], archive),
+    )
     return [_fatal(place, one) for one in sayings]
 
 
@@ -63,7 +76,23 @@ def odd_optimizer(
     odd = odd_groups(place, value, archive)
     if is_begun and _is_emptied(value, archive):
         odd.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Cure.COPY))
-    return odd
+    return [*odd, *_few(place, value)]
+
+
+def _few(place: str, value: Any) -> list[Problem]:
+    """Return whether there are states of some of the parameters alone."""
+    states = [one for one in value["state"].values() if isinstance(one, dict)]
+    held = (one.get("params") for one in value["param_groups"] if isinstance(one, dict))
+    count = sum(len(one) for one in held if isinstance(one, list | tuple))
+    if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
+        return []
+    lacking = count - len(states)
+    what = (
+        f"it has no state of {lacking} of its {count} parameters: unless no gradient ever reached "
+        "them, what it had gathered of each begins anew"
+    )
+    loses = f"the optimizer's state of {lacking} parameters"
+    return [Problem(place, what, loses, cure=Cure.COPY)]
 
 
 def _is_emptied(value: Any, archive: Archive) -> bool:
@@ -93,6 +122,20 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
             f"the state of `{str(lost[0])[:80]}` is of no parameter in its groups: whose it was "
             "goes on without"
         )
+
+
+def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield the first option that a group lacks and its optimizer does not put in by itself."""
+    keys = [{one for one in group if isinstance(one, str)} for group in groups]
+    is_adam = any(isinstance(one, dict) and "exp_avg_sq" in one for one in state.values())
+    for at, own in enumerate(keys):
+        wanted = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
+        for other in keys:
+            # Groups of an optimizer that does with some as another one does differ both ways.
+            wanted |= (other & _OPTIONS) if own < other else set()
+        if lacking := sorted(wanted - own):
+            yield f"its group {at} has no `{lacking[0]}`: the first step stops at that"
+            return
 
 
 def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]:

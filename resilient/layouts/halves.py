@@ -41,6 +41,7 @@ class Half:
         engine: what an engine of DeepSpeed inside says; it has both halves.
         world: ranks that wrote it, where it says.
         device: where the optimizer's state was when it was saved, where it says.
+        is_in_one: whether it is an optimizer in one file, as torch gives it.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -50,6 +51,7 @@ class Half:
     engine: Contents | None = None
     world: int | None = None
     device: str = ""
+    is_in_one: bool = False
 
 
 def model_half(folder: Folder, listing: Listing, tag: str) -> Half:
@@ -107,7 +109,8 @@ def optimizer_half(
         found = required(optimizer_of(archive.value, archive), "an optimizer")
         odd = odd_optimizer(name, archive.value, archive, is_begun=is_begun)
         device = device_of(archive.value)
-        return Half(archive.tensors(OPTIMIZER), found, problems=tuple(odd), device=device)
+        tensors = archive.tensors(OPTIMIZER)
+        return Half(tensors, found, problems=tuple(odd), device=device, is_in_one=True)
     except Unreadable as error:
         # What is missing may be passed over in silence; what is broken stops the tool.
         is_fatal = not loses or listing.is_there(name)

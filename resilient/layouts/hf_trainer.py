@@ -8,7 +8,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.agreeing import behind, odd_config, odd_rates, odd_schedule, odd_state
+from resilient.layouts.agreeing import (
+    behind,
+    odd_config,
+    odd_count,
+    odd_rates,
+    odd_schedule,
+    odd_state,
+)
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, read_json, whole
@@ -61,7 +68,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     tag = tag_of(folder, listing)
     model = model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
-    schedule, more = _schedule(folder, listing, model)
+    schedule, more = _schedule(folder, listing, model, optimizer)
     told = model.engine.world if model.engine else model.world
     device = optimizer.device
     rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True, device=device)
@@ -126,7 +133,7 @@ def _best_moved(state: dict[str, Any]) -> list[Problem]:
 
 
 def _schedule(
-    folder: Folder, listing: Listing, model: Half
+    folder: Folder, listing: Listing, model: Half, optimizer: Half
 ) -> tuple[Schedule | None, list[Problem]]:
     if model.engine is not None and _SCHEDULE not in listing.sizes:
         return model.engine.schedule, []
@@ -136,7 +143,10 @@ def _schedule(
     except Unreadable as error:
         is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
-    return found, odd_schedule(_SCHEDULE, archive.value)
+    # Of an engine, and of what is cut up by name, groups are counted in another way.
+    held = optimizer.optimizer if optimizer.is_in_one else None
+    odd = odd_count(_SCHEDULE, archive.value, held, OPTIMIZERS[0])
+    return found, [*odd_schedule(_SCHEDULE, archive.value), *odd]
 
 
 def _behind(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.agreeing import odd_count
 from resilient.layouts.archives import open_archive, tensors_in
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
 from resilient.layouts.documents import decimal, whole
@@ -68,6 +69,9 @@ def read_run(archive: Archive) -> Contents:
     for one in states:
         if optimizer_of(one, archive) is not None:
             problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
+    schedules = _list(value.get("lr_schedulers"))
+    if len(optimizers) == len(schedules) == 1:
+        problems += odd_count(archive.name, schedules[0], optimizers[0])
     return replace(found, problems=(*problems, *found.problems))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.agreeing import odd_count
 from resilient.layouts.documents import decimal, read_header, whole
 from resilient.layouts.groups import odd_optimizer
 from resilient.layouts.progress import ahead, optimizer_of, schedule_of
@@ -93,6 +94,9 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     is_begun = bool(step or (schedule and schedule.step))
     for one in _states(named):
         problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
+    states = [one for one in named.values() if schedule_of(one) is not None]
+    if len(states) == 1 and len(list(_states(named))) == 1:
+        problems += odd_count(archive.name, states[0], optimizer)
     return Contents(
         layout,
         title,

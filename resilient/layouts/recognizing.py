@@ -164,7 +164,13 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
 
 
 def _fitted(contents: Contents) -> Contents:
-    odd = (*unfitting(contents.tensors), *odd_layers(contents.tensors))
+    files = {file for one in contents.tensors for file in one.files}
+    is_sliced = any(one.endswith(distributed.SLICES) for one in files)
+    is_lenient = contents.layout == "hf-trainer" and not is_sliced
+    odd = (
+        *unfitting(contents.tensors, is_lenient=is_lenient),
+        *odd_layers(contents.tensors),
+    )
     return replace(contents, problems=(*contents.problems, *odd))
 
 

@@ -37,6 +37,7 @@ _MENDERS = (
     files.mend_zips,
     files.mend_headers,
     files.swap_back,
+    pointers.mend_encodings,
     pointers.mend_index,
     pointers.mend_latest,
     pointers.mend_documents,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resilient.layouts import deepspeed, universal
-from resilient.layouts.documents import read_json
+from resilient.layouts.documents import JSON_BYTES_MAX, read_json
 from resilient.layouts.layers import LOSES as RENAMED
 from resilient.layouts.shards import ORPHAN, SHARD, STALE
 from resilient.layouts.values import Unreadable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _SENTINEL = "checkpoint-is-incomplete.txt"
 _RUN_WIDE = ("metadata.json", "config.json")
 """What every step of a run says alike."""
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""What an editor sets before a text -> the encoding that reads it."""
 _COUNTING = ("hf-trainer", "torchtitan", "megatron")
 """Layouts whose folders are named for a step."""
 _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
@@ -109,6 +112,25 @@ def _engines(draft: Draft) -> list[str]:
 def _number(name: str) -> int:
     digits = re.search(r"(\d{1,12})$", name)
     return int(digits[1]) if digits else -1
+
+
+def mend_encodings(case: Case) -> None:
+    """Write documents without the mark that an editor set at their beginning, in UTF-8."""
+    for name in sorted(case.broken()):
+        if not name.endswith(".json") or name not in case.listing.sizes:
+            continue
+        data = case.draft.read(name, 0, min(case.listing.sizes[name], JSON_BYTES_MAX))
+        marks = (mark for mark in _MARKS if data.startswith(mark))
+        try:
+            text = data.decode(_MARKS[next(marks)])
+        except (StopIteration, UnicodeDecodeError):
+            continue
+        trial = case.draft.copy()
+        trial.put(name, text.encode())
+        with suppress(Unreadable):
+            read_json(trial, trial.list(), name)
+            case.draft.take(trial)
+            case.done(name, "in UTF-8, and without a mark before it", "its own text")
 
 
 def mend_documents(case: Case) -> None:

@@ -145,13 +145,6 @@ MUTANTS = [
         DAMAGE,
     ),
     Mutant(
-        "an optimizer fits any model",
-        "resilient/layouts/fitting.py",
-        "    odd = [one for one in moments if shapes and one.shape not in shapes]",
-        "    odd = [one for one in moments if not shapes and one.shape not in shapes]",
-        DAMAGE,
-    ),
-    Mutant(
         "a schedule of accelerate that is gone is not missed",
         "resilient/layouts/accelerate.py",
         'isinstance(one, dict) and "initial_lr" in one for one',

@@ -48,3 +48,15 @@ def test_a_weight_under_another_name_is_not_called_mended(run):
     plan = plan_mending(str(run / "checkpoint-8"))
     assert not plan.is_whole
     assert "--from" in plan.refused["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "trainer_state.json"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_document_with_a_mark_before_it_is_read_and_written_without(run, name, encoding):
+    shutil.rmtree(run / "checkpoint-4")
+    path = run / "checkpoint-8" / name
+    before = path.read_text()
+    path.write_text(before, encoding=encoding)
+    plan = plan_mending(str(run / "checkpoint-8"))
+    assert plan.is_whole
+    assert plan.draft.read(name, 0, 1 << 20) == before.encode()

@@ -1,0 +1,66 @@
+"""Defects of holding an optimizer, its schedule and the weights against each other."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FITTING = "tests/unit/layouts/test_states_and_weights.py"
+
+MUTANTS = [
+    Mutant(
+        "moments of more weights of a shape than there are pass",
+        "resilient/layouts/fitting.py",
+        "if held[one.shape] > counts[one.shape]]:",
+        "if not counts[one.shape]]:",
+        f"{FITTING} -k first_step",
+    ),
+    Mutant(
+        "both moments of a parameter may have any shape",
+        "resilient/layouts/fitting.py",
+        "        if other.shape != one.shape:",
+        "        if False:",
+        f"{FITTING} -k first_step",
+    ),
+    Mutant(
+        "a state under the name of a weight may have any shape",
+        "resilient/layouts/fitting.py",
+        "            if shape != one.shape:",
+        "            if False:",
+        f"{FITTING} -k under_a_name",
+    ),
+    Mutant(
+        "a weight that is lost is called another model",
+        "resilient/layouts/fitting.py",
+        "            if counts - held",
+        "            if True",
+        f"{FITTING} -k file_has_not",
+    ),
+    Mutant(
+        "a group may lack its rate",
+        "resilient/layouts/groups.py",
+        '        wanted = {"lr"} | (',
+        "        wanted = set() | (",
+        f"{FITTING} -k adam_needs",
+    ),
+    Mutant(
+        "states of some parameters are states of all",
+        "resilient/layouts/groups.py",
+        "    if not 0 < len(states) < count or",
+        "    if True or",
+        f"{FITTING} -k half_of",
+    ),
+    Mutant(
+        "a schedule may be of any number of groups",
+        "resilient/layouts/agreeing.py",
+        "    if begun != count and (",
+        "    if False and (",
+        f"{FITTING} -k number_of_groups",
+    ),
+    Mutant(
+        "a document in another encoding is taken",
+        "resilient/layouts/documents.py",
+        'json.loads(data.decode("utf-8"), object',
+        "json.loads(data, object",
+        f"{FITTING} -k utf8",
+    ),
+]
