@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from resilient.clock import boot_name
 from resilient.lines import LineFile, say
-from resilient.showing import cleared, without_secrets
+from resilient.showing import cleared, visible, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -302,6 +302,7 @@ def console(
         rank = f"r{record['rank']:03d}  " if "rank" in record else ""
         # Standard error may be a file on the disk that is full.
         with suppress(OSError):
-            (stream or sys.stderr).write(f"{clock_time}  {rank}{without_secrets(event.line())}\n")
+            line = visible(without_secrets(event.line()))
+            (stream or sys.stderr).write(f"{clock_time}  {rank}{line}\n")
 
     return sink

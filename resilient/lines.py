@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from resilient.showing import without_secrets
+from resilient.showing import visible, without_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,11 +76,11 @@ def say(text: str) -> None:
     """Write one line to standard error, or let it be."""
     # A program may have closed it, or have none.
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"resilient: {without_secrets(text)}\n")
+        sys.stderr.write(f"resilient: {visible(without_secrets(text))}\n")
 
 
 def say_error(error: ResilientError) -> None:
     """Write to standard error how an error of ours ended the process, or let it be."""
     hint = f"\n  hint: {error.hint}" if error.hint else ""
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(without_secrets(f"{error.message}  [{error.code}]{hint}\n"))
+        sys.stderr.write(visible(without_secrets(f"{error.message}  [{error.code}]{hint}\n")))

@@ -1,4 +1,4 @@
-"""What may be shown of a text in which URLs may stand: all but the secrets in them."""
+"""What may be shown of a text that others wrote: no secrets, and nothing that a screen obeys."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ def without_secrets(text: str) -> str:
     if ":/" not in text:
         return text
     return _QUERY_OF_URL.sub(r"\g<url>\g<mark>\g<anchor>***", without_users(text))
+
+
+def visible(text: str, keeps: str = "\n\t") -> str:
+    """Return a text that a terminal shows and does not obey: what is not printed is spelled.
+
+    Names come from files and servers of others. An escape, a bell, a carriage return, or a letter
+    that turns the direction of those around it could hide what is said, or say something else.
+
+    Args:
+        text: anybody's.
+        keeps: what is left as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keeps else one.encode("unicode_escape").decode("ascii")
+        for one in text
+    )
 
 
 def cleared(value: Any) -> Any:

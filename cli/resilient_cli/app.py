@@ -25,14 +25,8 @@ from resilient.storage.urls import redacted_text
 from resilient_cli.helping import HelpContext
 from resilient_cli.hinting import another_way
 from resilient_cli.lengths import WITHIN_SECONDS, seconds_of
-from resilient_cli.render import (
-    Format,
-    Output,
-    leave_the_pipe,
-    show_error,
-    speak_plainly,
-    write_nowhere_if_closed,
-)
+from resilient_cli.render import Format, Output, show_error
+from resilient_cli.streams import leave_the_pipe, put, speak_plainly, write_nowhere_if_closed
 from resilient_cli.tree import COMMANDS
 
 if TYPE_CHECKING:
@@ -232,7 +226,7 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
 def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
     """Report what the parser refused; it may have stopped before it met ``--json``."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(error.ctx.get_help() + "\n")
+        put(error.ctx.get_help() + "\n", sys.stderr)
         return int(error.exit_code)
     if "--json" in given or "--format=json" in given:
         output.format = Format.JSON
@@ -251,7 +245,7 @@ def _fail(
     error: BaseException, output: Output, status: int, code: str, message: str, hint: str
 ) -> int:
     if output.debug:
-        sys.stderr.write(redacted_text("".join(traceback.format_exception(error))))
+        put(redacted_text("".join(traceback.format_exception(error))), sys.stderr)
     show_error({"exit": status, "code": code, "message": message, "hint": hint}, output)
     return status
 

@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from resilient.clock import SystemClock
-from resilient_cli.render import columns_of, human_age, human_size
+from resilient_cli.render import human_age, human_size
+from resilient_cli.streams import columns_of, put, redraw
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -36,17 +37,17 @@ class _Line:
 
     def _show(self, line: str) -> None:
         if self._is_terminal:
-            self._stream.write("\r" + line.ljust(len(self._shown)))
+            redraw(line.ljust(len(self._shown)), self._stream)
             self._shown = line
         else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+            put(f"{line}\n", self._stream)
+            self._stream.flush()
 
     def _clear(self) -> None:
         """Take the line away; it is no part of the answer."""
         if self._shown and self._is_terminal:
-            self._stream.write("\r" + " " * len(self._shown) + "\r")
-            self._stream.flush()
+            redraw(" " * len(self._shown), self._stream)
+            redraw("", self._stream)
 
 
 class Progress(_Line):

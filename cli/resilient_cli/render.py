@@ -1,6 +1,7 @@
 """Values to a table, to plain columns or to JSON; the only module that styles.
 
-stdout carries the answer and nothing else; whatever is said about the work goes to stderr.
+stdout carries the answer and nothing else; whatever is said about the work goes to stderr. All text
+goes through :mod:`resilient_cli.streams`, which spells what a terminal would obey.
 Terminal colours are three escape codes, so nothing heavier is loaded for them.
 """
 
@@ -8,18 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import textwrap
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from resilient.showing import cleared, without_secrets
-from resilient.storage.errnos import kind_of
+from resilient.showing import cleared, visible, without_secrets
+from resilient_cli.streams import answering, columns_of, leave_the_pipe, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,19 +102,32 @@ def show(answer: Answer, output: Output) -> None:
         lines: Iterable[str] = answer.ids
     elif output.format is Format.JSON:
         schema = {"schema": f"resilient/{answer.command}@1", "type": answer.kind}
-        lines = [json.dumps({**schema, **answer.document})]
+        lines = [_json({**schema, **answer.document})]
     elif output.format is Format.PLAIN:
         lines = _plain_lines(answer.blocks)
     else:
         width = columns_of(sys.stdout)
         lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout), width=width)
+    is_as_it_is = answer.is_verbatim and not sys.stdout.isatty()
     try:
         with answering():
             for line in lines:
-                sys.stdout.write(line + "\n")
+                _put(line, as_it_is=is_as_it_is, is_painted=_colored(output, sys.stdout))
             sys.stdout.flush()
     except BrokenPipeError:
         leave_the_pipe()
+
+
+def _put(line: str, *, as_it_is: bool, is_painted: bool) -> None:
+    if as_it_is:
+        sys.stdout.write(line + "\n")
+    else:
+        put(line + "\n", sys.stdout, is_painted=is_painted)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    # All else that a terminal obeys JSON escapes by itself.
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def _cleared(answer: Answer) -> Answer:
@@ -136,49 +147,6 @@ def _cells(rows: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(tuple(map(without_secrets, row)) for row in rows)
 
 
-@contextmanager
-def answering() -> Iterator[None]:
-    """Say of a stdout that takes no more what it is: a full disk, mostly.
-
-    Raises:
-        StoreError: of the kind that the system's error is; a pipe that nobody reads is none.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        leave_the_pipe()  # what is left in the buffer would fail again at the end
-        raise kind_of(error)(
-            f"the answer could not be written to stdout, and is cut short: {error.strerror}",
-            hint="df -h",
-        ) from error
-
-
-def leave_the_pipe() -> None:
-    """Write to nowhere from here on: whoever read has enough, and what was done stays done."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def write_nowhere_if_closed() -> None:
-    """Give a process that was started without stdout or stderr (``>&-``) one that takes all."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-
-
-def speak_plainly(*streams: TextIO) -> None:
-    """Let streams write what their encoding has not as escapes: a name must not end a command."""
-    for stream in streams:
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def columns_of(stream: TextIO) -> int:
-    """Return how many columns a terminal has; 0 for what is none, where lines may be long."""
-    return shutil.get_terminal_size().columns if stream.isatty() else 0
-
-
 def show_error(fields: Mapping[str, Any], output: Output) -> None:
     """Write an error to stderr: two lines for people, one JSON object for programs.
 
@@ -189,12 +157,14 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
     clean = cleared(fields)
     if output.format is Format.JSON:
         head = {"schema": "resilient/error@1", "type": "error"}
-        sys.stderr.write(json.dumps({**head, **clean}) + "\n")
+        put(_json({**head, **clean}) + "\n", sys.stderr)
         return
     word = _paint("error:", colored=_colored(output, sys.stderr))
-    sys.stderr.write(f"{word} {clean['message']}  [{clean['code']}]\n")
+    # More lines of a message stand farther in than a hint: none can look like one.
+    message = visible(clean["message"]).replace("\n", "\n    ")
+    put(f"{word} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
     if clean["hint"]:
-        sys.stderr.write(f"  hint: {clean['hint']}\n")
+        put(f"  hint: {visible(clean['hint'], '')}\n", sys.stderr)
 
 
 def human_size(size_bytes: int) -> str:
@@ -249,7 +219,7 @@ def _human_lines(
     shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
     for number, block in enumerate(shown):
         if isinstance(block, str):
-            yield block
+            yield visible(block)
             continue
         if number and isinstance(block, Table):
             yield ""
@@ -307,7 +277,7 @@ def _folded(text: str, room: int) -> list[str]:
 
 def _printable(cell: str) -> str:
     """Return a cell that cannot move the cursor; names come from files that others wrote."""
-    return cell if cell.isprintable() else cell.encode("unicode_escape").decode("ascii")
+    return visible(cell, "")
 
 
 def _paint(word: str, *, colored: bool) -> str:

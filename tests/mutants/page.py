@@ -60,15 +60,15 @@ MUTANTS = [
     Mutant(
         "names are shown as they are",
         "cli/resilient_cli/page/tables.py",
-        "    return escape(shown)",
-        "    return shown",
+        '    return escape(visible(str(value), ""))',
+        '    return visible(str(value), "")',
         f"{PAGE} -k page_of_their_own",
     ),
     Mutant(
         "control characters are shown as they are",
         "cli/resilient_cli/page/tables.py",
-        "    if not shown.isprintable():",
-        "    if False:",
+        '    return escape(visible(str(value), ""))',
+        "    return escape(str(value))",
         f"{PAGE} -k page_of_their_own",
     ),
     Mutant(

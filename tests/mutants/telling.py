@@ -10,6 +10,7 @@ NO_FILES = "tests/unit/layouts/test_no_files.py"
 SPEAKING = "tests/unit/layouts/test_speaking.py"
 DOCUMENTS = "tests/unit/mending/test_documents.py"
 REMEDIES = "tests/unit/layouts/test_remedies.py"
+STREAMS = "cli/resilient_cli/streams.py"
 FULL = "tests/cli/test_full_output.py"
 FOLDER = "resilient/storage/folder.py"
 GROUPS = "        problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)\n"
@@ -100,15 +101,29 @@ MUTANTS = [
         REMEDIES,
     ),
     Mutant(
-        "what is left of an answer fails again at the end",
+        "a message reaches the terminal as somebody wrote it",
+        STREAMS,
+        "visible(one) for nth",
+        "one for nth",
+        "tests/cli/test_escapes.py -k terminal_obeys",
+    ),
+    Mutant(
+        "a line of a message looks like a hint",
         "cli/resilient_cli/render.py",
+        '.replace("\\n", "\\n    ")',
+        "",
+        "tests/cli/test_escapes.py -k hint",
+    ),
+    Mutant(
+        "what is left of an answer fails again at the end",
+        STREAMS,
         "        leave_the_pipe()  # what is left in the buffer would fail again at the end\n",
         "",
         f"{FULL} -k full_disk",
     ),
     Mutant(
         "a full stdout is a bug of ours",
-        "cli/resilient_cli/render.py",
+        STREAMS,
         "        raise kind_of(error)(\n",
         "        raise RuntimeError(\n",
         f"{FULL} -k full_disk",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from resilient_cli.completing import complete_ref
 from resilient_cli.halving import Verdict, find_change
 from resilient_cli.places import Repo, committed_of, open_repository, output_of
 from resilient_cli.render import Format, show
+from resilient_cli.streams import say
 from resilient_cli.views.bisecting import Tried, bisected
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class _Judge:
     def __call__(self, checkpoint: CheckpointId, left: int) -> Verdict:
         if self.output.format is Format.HUMAN and not self.output.quiet:
             rest = f": {left} are left" if left > 1 else ""
-            sys.stderr.write(f"trying {checkpoint}{rest}\n")
-            sys.stderr.flush()
+            say(f"trying {checkpoint}{rest}")
         found = verify(self.store, checkpoint, "quick")
         damaged = [one.file for one in found if one.severity == "damaged"]
         if damaged:

@@ -16,7 +16,8 @@ from resilient_cli.completing import complete_ref
 from resilient_cli.insides import split_inside
 from resilient_cli.places import Place, Repo, output_of
 from resilient_cli.progress import Progress
-from resilient_cli.render import answering, show
+from resilient_cli.render import show
+from resilient_cli.streams import answering, put
 from resilient_cli.views.catting import field_shown, section_shown, tensor_shown
 
 if TYPE_CHECKING:
@@ -135,9 +136,18 @@ def _other(ctx: typer.Context, side: Side, name: str) -> None:
     size_bytes = side.listing.sizes[name]
     with answering(), Progress("reading") as told:
         for start in range(0, size_bytes, _COPY_BYTES):
-            sys.stdout.buffer.write(side.folder.read(name, start, _COPY_BYTES))
+            _copy(side.folder.read(name, start, _COPY_BYTES))
             told(min(size_bytes, start + _COPY_BYTES), size_bytes)
         sys.stdout.buffer.flush()
+
+
+def _copy(data: bytes) -> None:
+    """Write bytes of a file as they are; on a terminal, as text that it does not obey."""
+    if _is_terminal():
+        put(data.decode("utf-8", "backslashreplace"), sys.stdout)
+        sys.stdout.flush()
+    else:
+        sys.stdout.buffer.write(data)
 
 
 def _tensor(side: Side, name: str) -> Tensor | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,6 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.showing import without_secrets
 from resilient.testing.chaos.faults import Kind, draw_strikes
 from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
 from resilient.testing.chaos.orders import Ordered, obeying_orders
@@ -22,6 +20,7 @@ from resilient.testing.chaos.rehearsal import Rehearsal, rehearse
 from resilient_cli.given import given_to_train
 from resilient_cli.places import output_of
 from resilient_cli.render import show
+from resilient_cli.streams import say
 from resilient_cli.views.chaos import listing, planned, verdict
 
 BROKEN = 1
@@ -84,9 +83,9 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within)
     try:
         with obeying_orders():
-            evidence = rehearse(wish, SystemClock(), _tell)
+            evidence = rehearse(wish, SystemClock(), say)
     except Ordered as order:
-        _tell(f"ended by {order}: nothing of it runs any more, and both folders stay; {again}")
+        say(f"ended by {order}: nothing of it runs any more, and both folders stay; {again}")
         return _SIGNAL_BASE + order.number
     promises = judge(evidence)
     is_kept = is_proven(evidence, promises)
@@ -112,7 +111,3 @@ def list_plans(ctx: typer.Context) -> None:
 def _given(words: tuple[str, ...]) -> set[str]:
     """Return the names of the options of `resilient train` that these words give."""
     return set(given_to_train(words))
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{without_secrets(line)}\n")

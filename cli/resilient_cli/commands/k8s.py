@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.showing import without_secrets
 from resilient_cli.kubernetes.change import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.follow import Asked, Line, follow, read
 from resilient_cli.kubernetes.kubectl import Cluster
@@ -19,6 +17,7 @@ from resilient_cli.kubernetes.options import option, takes_a_run
 from resilient_cli.kubernetes.run import Flavor, KubeRun, check_names
 from resilient_cli.places import is_somebody_there, output_of
 from resilient_cli.render import show
+from resilient_cli.streams import say
 from resilient_cli.views.applying import changes, deletion
 from resilient_cli.views.k8s import rendered
 from resilient_cli.views.kubernetes import ended, printed, state_of_run
@@ -179,7 +178,7 @@ def wait_for_end(
     Example: resilient k8s wait gpt2 --timeout 86400 && resilient ckpt verify latest s3://lab/run
     """
     cluster = _cluster(name, context, namespace, kubeconfig)
-    found = wait(cluster, name, timeout, SystemClock(), _tell)
+    found = wait(cluster, name, timeout, SystemClock(), say)
     show(ended(found, cluster), output_of(ctx))
     return found.exit_code or 0
 
@@ -224,8 +223,3 @@ def logs(  # noqa: PLR0913 - the options of a command
 def _cluster(name: str, context: str, namespace: str, kubeconfig: str) -> Cluster:
     check_names({"--name": name, "--namespace": namespace})
     return Cluster(context, namespace, kubeconfig)
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{without_secrets(line)}\n")
-    sys.stderr.flush()

@@ -13,7 +13,7 @@ from resilient.agent.outputs.reading import Reader, find_sources
 from resilient.clock import SystemClock, parse_length
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient_cli.places import output_of
-from resilient_cli.render import answering, leave_the_pipe
+from resilient_cli.streams import answering, leave_the_pipe, put
 from resilient_cli.views.logs import line_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[Printed]], 
             for one in printed:
                 text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
                 # A locale that has no such letters shows others.
-                sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+                text = text.encode(encoding, "replace").decode(encoding) + "\n"
+                # Off a terminal it is what a rank has printed, to the last character.
+                put(text, sys.stdout) if is_safe else sys.stdout.write(text)
             sys.stdout.flush()
 
     return write

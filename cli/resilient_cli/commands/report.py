@@ -20,6 +20,7 @@ from resilient_cli.page.html import page_of
 from resilient_cli.page.writing import write_page
 from resilient_cli.places import local_path, output_of
 from resilient_cli.render import Format, show
+from resilient_cli.streams import clear_screen
 from resilient_cli.views.accounting import reporting
 from resilient_cli.views.progress import standing
 
@@ -49,8 +50,6 @@ Verify = Annotated[
 ]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Again and again, until the run ends.")]
 Interval = Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)]
-
-_CLEAR = "\x1b[H\x1b[2J"
 
 
 def report(
@@ -107,7 +106,7 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
         if not _is_over(found):
             found = account(records, now_ms)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
-            sys.stdout.write(_CLEAR)
+            clear_screen()
         show(standing(found, now_ms), output)
         if not watch or _is_over(found):
             return

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from resilient.showing import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -48,13 +50,7 @@ class Row:
 
 def text(value: object) -> str:
     """Return a text of anybody's as HTML that neither is markup nor moves what stands around it."""
-    shown = str(value)
-    if not shown.isprintable():
-        shown = "".join(
-            one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
-            for one in shown
-        )
-    return escape(shown)
+    return escape(visible(str(value), ""))
 
 
 def short(value: object, most: int = LONGEST) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.comparison.values import CONFIG, DATA, GROUPS, MODEL_CONFIG, SCHEDULE, SOFTWARE
 from resilient.comparison.values import TRAINER as TRAINER_STATE
 from resilient.layouts.values import MODEL, OPTIMIZER, OTHER
+from resilient.showing import visible
 from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE, count, finite, plain
 
@@ -48,11 +49,11 @@ def compared(found: Comparison, *, every: bool, page: str = "") -> Answer:
         blocks += _listed(columns, rows, None if every else _ROWS_MAX, f"in {part}")
     fields = [_field_row(one) for one in found.fields if every or one.is_in == "both"]
     blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
-    opaque = [f"differs, not understood: {_opaque(one)}" for one in found.opaque]
+    opaque = [f"differs, not understood: {visible(_opaque(one), '')}" for one in found.opaque]
     blocks += opaque if every else opaque[:_FIELDS_MAX]
     if len(opaque) > _FIELDS_MAX and not every:
         blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
-    blocks += [f"not compared: {one}" for one in found.notes]
+    blocks += [f"not compared: {visible(one, '')}" for one in found.notes]
     blocks.append(verdict(found))
     blocks += [f"page: {page}"] if page else []
     return Answer("ckpt.diff", "comparison", _document(found), tuple(blocks), ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from resilient.showing import without_users
+from resilient.showing import visible, without_users
 from resilient_cli.render import Format
 
 if TYPE_CHECKING:
@@ -45,9 +45,4 @@ def line_of(one: Printed, form: Format, *, is_named: bool, is_safe: bool) -> str
 
 def harmless(text: str) -> str:
     """Return a text that a terminal shows and does not obey: what is not printed is spelled."""
-    text = text.expandtabs(8)
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
-    )
+    return visible(text.expandtabs(8), "")
