@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.layouts.archives import open_archive
-from resilient.layouts.deepspeed import read_engine
+from resilient.layouts.deepspeed import LATEST, read_engine
 from resilient.layouts.distributed import INDEX, optimizer_at, read_index
+from resilient.layouts.documents import read_text
 from resilient.layouts.groups import odd_optimizer
 from resilient.layouts.progress import device_of, optimizer_of, required
-from resilient.layouts.values import MODEL, OPTIMIZER, Cure, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Cure, Problem, Unreadable
 from resilient.layouts.weights import read_all, read_weights
 
 if TYPE_CHECKING:
-    from resilient.layouts.values import Contents, Optimizer, Tensor
+    from resilient.layouts.values import Optimizer, Tensor
     from resilient.storage.folder import Folder, Listing
 
 OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -26,6 +27,9 @@ _MODEL_FOLDER = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)\.metadata")
 _MODEL_SLICES = re.compile(r"(pytorch_model_fsdp_\d{1,4}/)[^/]*\.distcp")
 _OPTIMIZER_FOLDER = re.compile(r"(optimizer_\d{1,4}/)\.metadata")
 _OPTIMIZER_SLICES = re.compile(r"(optimizer_\d{1,4}/)[^/]*\.distcp")
+_OF_TRAINER, _FSDP = "trainer_state.json", "pytorch_model_fsdp.bin"
+_ENGINE_FOLDER = re.compile(r"((?:global_step\d{1,12}|pytorch_model)/)[^/]*_optim_states\.pt")
+_ENGINE_SCRIPT = "zero_to_fp32.py"
 _MODEL_WHOLE = re.compile(r"pytorch_model_fsdp(?:_\d{1,4})?\.bin")
 
 
@@ -72,14 +76,42 @@ def model_half(folder: Folder, listing: Listing, tag: str) -> Half:
         engine = read_engine(folder, listing, tag)
         kind = f", DeepSpeed in {tag.rstrip('/')}"
         return Half(engine.tensors, engine.optimizer, kind, engine.problems, engine)
+    if lost := _lost_engine(folder, listing):
+        engine = Contents("deepspeed", "an engine of DeepSpeed")
+        return Half(kind=", DeepSpeed", problems=(lost,), engine=engine)
     whole_files = sorted(one for one in listing.sizes if _MODEL_WHOLE.fullmatch(one))
     if whole_files:
         tensors, problems = read_all(folder, listing, whole_files)
         return Half(tensors, None, ", FSDP with full state", tuple(problems))
+    return _in_one(folder, listing)
+
+
+def _in_one(folder: Folder, listing: Listing) -> Half:
+    """Return the model's half where it is as `save_pretrained` writes it."""
     tensors, problems = read_weights(folder, listing)
-    if not tensors and not problems:
+    if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
+        # With FSDP alone the Trainer names it so, and takes the weights of no other file.
+        what = "it is missing, and with FSDP the Trainer stops at that"
+        problems = [Problem(_FSDP, what, is_fatal=True, cure=Cure.COPY)]
+    elif not tensors and not problems:
         problems = [Problem(".", "no weights are in it", is_fatal=True)]
     return Half(tensors, None, "", tuple(problems))
+
+
+def _lost_engine(folder: Folder, listing: Listing) -> Problem | None:
+    """Return whether an engine of DeepSpeed left its traces, and none of its folders is there."""
+    named = read_text(folder, listing, LATEST)
+    folders = (match[1] for one in listing.sizes if (match := _ENGINE_FOLDER.match(one)))
+    left = next(folders, "")
+    if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
+        return None
+    what = (
+        "the engine's model states are missing, and DeepSpeed stops at that"
+        if left
+        else "the folder of DeepSpeed's engine is missing, and no resume takes the model's file "
+        "beside it"
+    )
+    return Problem(left or f"{named or 'global_step*'}/", what, is_fatal=True, cure=Cure.COPY)
 
 
 def optimizer_half(

@@ -6,6 +6,7 @@ Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.agreeing import (
@@ -22,6 +23,7 @@ from resilient.layouts.documents import decimal, read_json, whole
 from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
 from resilient.layouts.progress import ahead, read_random, required, schedule_of
 from resilient.layouts.values import Contents, Problem, Unreadable
+from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,18 +120,37 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     if unknown:
         what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    return state, [*_best_moved(state), *odd_state(STATE, state)]
+    return state, [*_best_moved(folder, state), *odd_state(STATE, state)]
 
 
-def _best_moved(state: dict[str, Any]) -> list[Problem]:
-    """Return whether what it calls the best is not the checkpoint of its best step."""
+def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
+    """Return whether what it calls the best is not the checkpoint of its best step, or is gone."""
     best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
     if not isinstance(best, str) or step is None:
         return []
-    if best.replace("\\", "/").rstrip("/").rpartition("/")[2] == f"checkpoint-{step}":
+    if best.replace("\\", "/").rstrip("/").rpartition("/")[2] != f"checkpoint-{step}":
+        what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
+    elif not is_beside(folder.url, best, f"checkpoint-{step}"):
+        what = f"its best checkpoint `{best[:80]}` is neither there nor beside this one"
+    else:
         return []
-    what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
     return [Problem(STATE, what, "the best checkpoint")]
+
+
+def is_beside(url: str, named: str, name: str) -> bool:
+    """Say whether a checkpoint of a run is where it is said to be, or beside one of its others.
+
+    Elsewhere than on this machine it is taken to be.
+
+    Args:
+        url: where the other one is.
+        named: where it is said to be.
+        name: of its folder.
+    """
+    if protocol_of(url) != "file":
+        return True
+    own = Path(url).absolute()
+    return name == own.name or (own.parent / name).is_dir() or Path(named).is_dir()
 
 
 def _schedule(

@@ -24,9 +24,10 @@ _UNREAD = {
     ),
     "training_args.bin": ("the run's arguments", "a resume takes those of its own script"),
 }
-_OF_RANK = (
-    "the random state of a rank is where its draws left it; no seed, no step and no other rank "
-    "give it back"
+_LOST = (
+    "{}, and they are lost: they were where their draws left them, which no seed, no step and no "
+    "other rank give back. Those of Python, NumPy, torch and each GPU are made anew as the script "
+    "seeds them, so dropout, augmentation and samplers draw other numbers than they would have"
 )
 _OF_DEVICES = (
     "the state of a GPU's generator is where its draws left it; no seed, no step and no other rank "
@@ -46,8 +47,8 @@ def leave_out(case: Case) -> None:
             case.draft.drop(name)
             case.done(name, "left out: it is broken", "its tool goes on without it")
     for one in case.problems:
-        if one.loses == "random state" and "ranks without" in one.what:
-            case.refused["."] = _OF_RANK
+        if one.loses == "random state" and one.place == ".":
+            case.refused["."] = _LOST.format(one.what)
         if one.loses == OF_DEVICES:
             case.refused.setdefault(one.place, _OF_DEVICES)
     if case.contents.layout == "hf-trainer":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, read_json, whole
-from resilient.layouts.hf_trainer import KEYS, STATE
+from resilient.layouts.hf_trainer import KEYS, STATE, is_beside
 from resilient.layouts.values import Unreadable
 from resilient.mending.cut import cut_document
 from resilient.mending.histories import SHARED, logs_beside, read_beside
@@ -131,7 +131,8 @@ def mend_best(case: Case) -> None:
     if not isinstance(best, str) or step is None:
         return
     name = f"checkpoint-{step}"
-    if best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name:
+    is_named = best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name
+    if is_named and is_beside(case.draft.url, best, name):
         return
     state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
     if not is_there:

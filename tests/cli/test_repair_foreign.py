@@ -74,5 +74,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, call):
 def test_what_nothing_here_has_is_said_and_not_called_whole(checkpoint, call):
     (checkpoint / "rng_state.pth").unlink()
     outcome = call("ckpt", "repair", checkpoint)
-    assert "It is without random state, and nothing here has it" in outcome.stdout
+    assert "no random states are saved, and they are lost" in outcome.stdout
+    assert "are made anew as the script seeds them" in outcome.stdout
     assert "whole" not in outcome.stdout

@@ -6,7 +6,37 @@ from tests.mutants.mutant import Mutant
 
 FITTING = "tests/unit/layouts/test_states_and_weights.py"
 
+LOST = "tests/unit/layouts/test_lost_files.py"
+
 MUTANTS = [
+    Mutant(
+        "the traces of an engine are not looked for",
+        "resilient/layouts/halves.py",
+        "    if lost := _lost_engine(folder, listing):",
+        "    if lost := None:",
+        LOST,
+    ),
+    Mutant(
+        "with FSDP any file of weights will do",
+        "resilient/layouts/halves.py",
+        "    if _OF_TRAINER in listing.sizes and",
+        "    if False and",
+        LOST,
+    ),
+    Mutant(
+        "a best checkpoint may be gone",
+        "resilient/layouts/hf_trainer.py",
+        '    elif not is_beside(folder.url, best, f"checkpoint-{step}"):',
+        "    elif False:",
+        LOST,
+    ),
+    Mutant(
+        "a repair is silent of random states that are lost",
+        "resilient/mending/leaving.py",
+        '            case.refused["."] = _LOST.format(one.what)',
+        "            pass",
+        LOST,
+    ),
     Mutant(
         "moments of more weights of a shape than there are pass",
         "resilient/layouts/fitting.py",

@@ -1,0 +1,88 @@
+"""Files and folders that are gone, where others beside them would pass for what they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from foreign_folders import verdict
+
+from resilient.mending.planning import plan_mending
+
+HERE = Path(__file__).parents[2] / "golden" / "transformers"
+
+
+@pytest.fixture
+def single(tmp_path):
+    source = HERE / "gpt2_all" / "run" / "checkpoint-8"
+    return Path(shutil.copytree(source, tmp_path / "run" / source.name))
+
+
+def best_at(single, step):
+    path = single / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["log_history"] = [one for one in state["log_history"] if "eval_loss" not in one]
+    best = {"best_model_checkpoint": f"run/checkpoint-{step}", "best_global_step": step}
+    path.write_text(json.dumps(state | best))
+
+
+@pytest.mark.parametrize("trace", ["latest", "zero_to_fp32.py"])
+def test_the_file_of_the_model_is_no_engine_of_deepspeed(single, trace):
+    (single / trace).write_text("global_step8")
+    (single / "optimizer.pt").unlink()
+    found = verdict(single)
+    assert found.answer == "no"
+    assert "the folder of DeepSpeed's engine is missing" in found.why[0]
+
+
+def test_the_parts_of_an_optimizer_are_no_engine_without_its_model(single):
+    (single / "optimizer.pt").unlink()
+    (single / "global_step8").mkdir()
+    (single / "global_step8" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"x")
+    found = verdict(single)
+    assert found.answer == "no"
+    assert found.why[0].startswith("global_step8/: the engine's model states are missing")
+
+
+def test_with_fsdp_the_trainer_wants_the_weights_of_fsdp(single):
+    (single / "optimizer.pt").rename(single / "optimizer.bin")
+    found = verdict(single)
+    assert found.answer == "no"
+    assert found.why[0].startswith("pytorch_model_fsdp.bin: it is missing")
+    (single / "model.safetensors").rename(single / "pytorch_model_fsdp.bin")
+    assert "it is missing" not in " ".join(verdict(single).why)
+
+
+def test_a_best_checkpoint_that_is_gone_is_a_loss_and_one_beside_it_is_none(single):
+    best_at(single, 4)
+    found = verdict(single)
+    assert (found.answer, found.why) == ("partly", ("the best checkpoint",))
+    plan = plan_mending(str(single))
+    assert "best checkpoint" in plan.losses
+    assert json.loads(plan.draft.read("trainer_state.json", 0, 1 << 20))["best_global_step"] == 4
+    single.with_name("checkpoint-4").mkdir()
+    assert verdict(single).answer == "yes"
+
+
+def test_a_best_checkpoint_that_is_where_it_is_said_to_be_is_not_gone(single, monkeypatch):
+    best_at(single, 4)
+    elsewhere = single.parents[1] / "elsewhere"
+    (elsewhere / "run" / "checkpoint-4").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    assert verdict(single).answer == "yes"
+
+
+def test_random_states_that_are_gone_are_told_by_a_repair(single):
+    (single / "rng_state.pth").unlink()
+    (why,) = plan_mending(str(single)).refused.values()
+    assert why.startswith("no random states are saved, and they are lost")
+    assert "Python, NumPy, torch and each GPU are made anew" in why
+
+
+def test_the_random_state_of_a_rank_that_is_gone_is_told_with_its_rank(single):
+    (single / "rng_state.pth").rename(single / "rng_state_0.pth")
+    (why,) = plan_mending(str(single)).refused.values()
+    assert why.startswith("ranks without a random state: 1, and they are lost")
+    assert "dropout, augmentation and samplers draw other numbers" in why
