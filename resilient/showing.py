@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ _USERINFO = re.compile(
 _QUERY_OF_URL = re.compile(
     r"(?P<url>:/{1,2}[^\s?#\"'`<>]*)(?:(?P<mark>\?)|(?P<anchor>#)(?=[^\s\"'`<>]*=))[^\s\"'`<>]+"
 )
+
+_WORD = re.compile(r"(?!~)[\w@%+=:,./~-]+")
+"""What no shell takes for more than one word, or for anything else."""
 
 
 def without_users(text: str, instead: str = "***@") -> str:
@@ -49,6 +53,16 @@ def visible(text: str, keeps: str = "\n\t") -> str:
         one if one.isprintable() or one in keeps else one.encode("unicode_escape").decode("ascii")
         for one in text
     )
+
+
+def quoted(word: object) -> str:
+    """Return one word of a command line as a shell takes it: a path, a URL, a name, a reference.
+
+    One that begins with a dash is a path and no option: ``./-run``.
+    """
+    text = str(word)
+    text = f"./{text}" if text.startswith("-") else text
+    return text if _WORD.fullmatch(text) else shlex.quote(text)
 
 
 def cleared(value: Any) -> Any:

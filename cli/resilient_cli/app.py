@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from resilient.errors import ResilientError
 from resilient.exit_codes import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN
+from resilient.showing import quoted
 from resilient.storage.urls import redacted_text
 from resilient_cli.helping import HelpContext
 from resilient_cli.hinting import another_way
@@ -259,4 +260,4 @@ def _where_it_was(error: BaseException) -> str:
         Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
         return ""  # --debug shows it
-    return f"cat {path}"
+    return f"cat {quoted(path)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from resilient.layouts.judging import judge
 from resilient.layouts.recognizing import checkpoints_in, read_layout
 from resilient.layouts.values import Cure
 from resilient.layouts.weights import SAFE, TORCH
+from resilient.showing import quoted
 from resilient.storage.folder import Listing, open_folder
 from resilient.storage.open import open_store
 from resilient.storage.urls import protocol_of
@@ -111,7 +111,7 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
         verdict = judge(contents, folder.url, sibling)
     if verdict.answer == "no" and not verdict.command:
         # It says what can be mended, and of the rest what is whole.
-        verdict = replace(verdict, command=f"resilient ckpt repair {shlex.quote(folder.url)}")
+        verdict = replace(verdict, command=f"resilient ckpt repair {quoted(folder.url)}")
     return Looked(folder.url, contents, verdict, listing, sibling)
 
 
@@ -137,12 +137,13 @@ def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
 
 def _unknown(url: str, listing: Listing) -> UnknownLayout:
     inside = checkpoints_in(listing)
-    hint = f"resilient ckpt inspect {url.rstrip('/')}/{inside[0]}" if inside else ""
+    newer = f"{url.rstrip('/')}/{inside[0]}" if inside else ""
+    hint = f"resilient ckpt inspect {quoted(newer)}" if inside else ""
     newest = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
     what = newest or "; docs/layouts.md has a list"
     return UnknownLayout(
         f"`{url}` is no checkpoint of a tool that is known{what}",
-        hint=hint or f"resilient ckpt ls {url}",
+        hint=hint or f"resilient ckpt ls {quoted(url)}",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from resilient.showing import quoted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ def another_way(hint: str, given: Sequence[str], code: str) -> str:
     said = [one for one in given if not one.startswith("-")]
     # Nearly every error of a place says to list it; who just did wants to know what is wrong there.
     if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
-        return f"resilient doctor --repo {shlex.quote(words[3])}" if words[3:] else _explained(code)
+        return f"resilient doctor --repo {quoted(words[3])}" if words[3:] else _explained(code)
     return _explained(code) if words == ["resilient", *given] else hint
 
 

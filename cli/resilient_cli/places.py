@@ -13,6 +13,7 @@ import typer
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient.format.names import parse_checkpoint
 from resilient.format.signature import Signing
+from resilient.showing import quoted
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
@@ -131,6 +132,6 @@ def committed_of(store: Store) -> list[CheckpointId]:
     if not found and not list_numbers(store) and not lineage(store).skipped:
         raise RepositoryNotFound(
             f"no repository at `{store.url}`: no run ever began there",
-            hint=f"resilient doctor --repo {store.url}",
+            hint=f"resilient doctor --repo {quoted(store.url)}",
         )
     return found

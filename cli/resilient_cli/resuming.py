@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from resilient.layouts.values import Verdict
+from resilient.showing import quoted
 from resilient.vault.health.verify import repair_command
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def judge_ours(store: Store, manifest: Manifest, found: Survey) -> Verdict:
         return Verdict("no", why, repair_command(store, checkpoint))
     lost = _losses(manifest)
     repo = shlex.quote(store.url)
-    command = f"resilient train SCRIPT --repo {repo} --resume {checkpoint}"
+    command = f"resilient train SCRIPT --repo {quoted(repo)} --resume {checkpoint}"
     return Verdict("partly" if lost else "yes", lost, command)
 
 

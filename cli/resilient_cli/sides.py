@@ -10,6 +10,7 @@ from resilient.errors import IntegrityError
 from resilient.format.names import parse_checkpoint
 from resilient.layouts.plain import ALONE
 from resilient.layouts.weights import SAFE, TORCH
+from resilient.showing import quoted
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
@@ -56,12 +57,12 @@ def require_whole(side: Side) -> None:
         store = open_repository(place, None)
         found = verify(store, checkpoint) if checkpoint else []
         wrong = [f"{one.file} {one.problem}" for one in found if one.severity == "damaged"]
-        hint = f"resilient ckpt repair {name} {place}"
+        hint = f"resilient ckpt repair {name} {quoted(place)}"
     else:
         looked = look(side.url, is_read=True)
         problems = looked.contents.problems if looked else ()
         wrong = [f"{it.place}: {it.what}" for it in problems if it.is_fatal and it.what != ALONE]
-        hint = f"resilient ckpt verify {side.url}"
+        hint = f"resilient ckpt verify {quoted(side.url)}"
     if wrong:
         raise IntegrityError(f"{side.url} is damaged: {wrong[0]}", key=side.url, hint=hint)
 

@@ -6,10 +6,10 @@ take a checkpoint over, our command is named instead.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from resilient.layouts.values import Verdict
+from resilient.showing import quoted
 
 if TYPE_CHECKING:
     from resilient.layouts.values import Contents
@@ -34,7 +34,7 @@ def judge(contents: Contents, path: str, sibling: str = "") -> Verdict:
         # What mends one loss is no help where there are others.
         helps = {one.help for one in fatal}
         told = helps.pop() if len(helps) == 1 else ""
-        other = f"resilient ckpt inspect {shlex.quote(sibling)}" if sibling else ""
+        other = f"resilient ckpt inspect {quoted(sibling)}" if sibling else ""
         return Verdict("no", why, filled(told, path) or other)
     lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
     # A checkpoint with a loss is refused by our own import.
@@ -46,4 +46,4 @@ def judge(contents: Contents, path: str, sibling: str = "") -> Verdict:
 
 def filled(command: str, path: str) -> str:
     """Return a command with where the checkpoint is in it."""
-    return command.replace("{path}", path if "'" in command else shlex.quote(path))
+    return command.replace("{path}", path if "'" in command else quoted(path))

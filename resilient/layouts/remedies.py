@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from resilient.layouts.judging import filled
 from resilient.layouts.values import Cure
+from resilient.showing import quoted
 
 if TYPE_CHECKING:
     from resilient.layouts.values import Problem
@@ -31,5 +31,5 @@ def remedy(problem: Problem, path: str, sibling: str = "") -> str:
     if problem.help:
         return filled(problem.help, path)
     if problem.cure is Cure.EARLIER and sibling:
-        return f"resilient ckpt inspect {shlex.quote(sibling)}"
+        return f"resilient ckpt inspect {quoted(sibling)}"
     return filled(_FIXES[problem.cure], path)

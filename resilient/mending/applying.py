@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import ConfigError
 from resilient.mending.drafts import Draft, Span
 from resilient.mending.salvage import safetensors_pieces
+from resilient.showing import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,9 +43,10 @@ def write_mended(plan: MendingPlan, target: Path) -> Path:
         StoreError: a place could not be read.
     """
     if target.exists():
+        other = f"{target}-2"
         raise ConfigError(
             f"`{target}` is there already",
-            hint=f"resilient ckpt repair {plan.url} --apply --out {target}-2",
+            hint=f"resilient ckpt repair {quoted(plan.url)} --apply --out {quoted(other)}",
         )
     if not plan.is_mended and not plan.salvaged:
         raise ConfigError(f"of `{plan.url}` nothing can be written")

@@ -18,6 +18,7 @@ from resilient.mending.copies import DIFFERENT, take_from_copies
 from resilient.mending.drafts import Draft
 from resilient.mending.histories import logs_in
 from resilient.mending.salvage import is_saved_so, salvage
+from resilient.showing import quoted
 from resilient.storage.folder import LINK, open_folder
 from resilient.storage.urls import protocol_of
 
@@ -134,7 +135,7 @@ def plan_mending(
         raise UnknownLayout(
             f"`{folder.url}` is no checkpoint of a tool that is known, and nothing beside it says "
             "what it was",
-            hint=f"resilient ckpt repair {folder.url} --from COPY",
+            hint=f"resilient ckpt repair {quoted(folder.url)} --from COPY",
         )
     contents = replace(case.contents, problems=case.problems)
     _explain(case)
@@ -189,7 +190,8 @@ def _near(url: str, storage_options: Mapping[str, Any] | None) -> Near | list[Lo
         if logs := logs_in(folder, listing):
             return logs
         raise UnknownLayout(
-            f"`{folder.url}` is {UNKNOWN}", hint=f"resilient ckpt inspect {folder.url}"
+            f"`{folder.url}` is {UNKNOWN}",
+            hint=f"resilient ckpt inspect {quoted(folder.url)}",
         )
     return Near(folder, listing, contents)
 

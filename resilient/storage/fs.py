@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyExists, KeyNotFound, NotExclusive
+from resilient.showing import quoted
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.fs_connect import IN_PARTS, connect
 from resilient.storage.fs_errors import (
@@ -231,7 +232,7 @@ class FsspecStore:
             if reading and is_missing(error):
                 raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
             kind, text = kind_of_foreign(error), redacted_text(str(error))
-            hint = TRUST_HINT if is_untrusted(text) else f"resilient ckpt ls {self.url}"
+            hint = TRUST_HINT if is_untrusted(text) else f"resilient ckpt ls {quoted(self.url)}"
             raise kind(
                 f"cannot {verb} `{key}` in {self.url}: {type(error).__name__}: {text}",
                 key=key,

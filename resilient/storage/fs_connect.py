@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.core import url_to_fs
 
 from resilient.errors import ConfigError
-from resilient.showing import without_users
+from resilient.showing import quoted, without_users
 from resilient.storage.fs_errors import errors_of, kind_of_foreign
 from resilient.storage.fs_s3 import bound_requests
 from resilient.storage.s3_options import merged
@@ -56,7 +56,7 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
     if "::" in url:
         raise ConfigError(
             f"cannot open {redacted(url)}: a chained URL puts a cache between us and the store",
-            hint=f"resilient ckpt ls {redacted(url.rpartition('::')[2])}",
+            hint=f"resilient ckpt ls {quoted(redacted(url.rpartition('::')[2]))}",
         )
     if protocol in ("s3", "s3a"):
         # No such URL has a user, who would be taken for a part of the bucket's name.

@@ -17,6 +17,7 @@ from resilient.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from resilient.showing import quoted
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.errnos import kind_of
 from resilient.storage.files import PosixFiles
@@ -168,7 +169,7 @@ class LocalStore(SweepsTemporaries):
         raise StoreDenied(
             f"cannot use `{key}` in {self.url}: a symbolic link on its way may leave the store",
             key=key,
-            hint=f"ls -l {self._root}",
+            hint=f"ls -l {quoted(self._root)}",
         )
 
     def _write(self, folder: Path, view: memoryview, key: str, undo: ExitStack) -> Path:
@@ -264,7 +265,7 @@ class LocalStore(SweepsTemporaries):
                 f"cannot make `{key}` durable in {self.url}: {error.strerror or error}; older "
                 "objects are untouched",
                 key=key,
-                hint=f"df -h {self._root}" if kind is StoreFull else "dmesg | tail",
+                hint=f"df -h {quoted(self._root)}" if kind is StoreFull else "dmesg | tail",
             ) from error
 
     def _remove_emptied(self, folder: Path) -> None:
@@ -286,7 +287,7 @@ class LocalStore(SweepsTemporaries):
             raise kind(
                 f"cannot {verb} `{key}` in {self.url}: {error.strerror or error}",
                 key=key,
-                hint=f"df -h {self._root}" if kind is StoreFull else f"ls -ld {self._root}",
+                hint=f"{'df -h' if kind is StoreFull else 'ls -ld'} {quoted(self._root)}",
             ) from error
 
 

@@ -26,6 +26,7 @@ from resilient.errors import (
     StoreError,
     StoreUnavailable,
 )
+from resilient.showing import quoted
 from resilient.storage import uploads
 from resilient.storage.buffers import byte_view, check_range
 from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
@@ -291,7 +292,7 @@ class ObstoreStore:
         except _CAUGHT as error:
             if reading and _is_missing(error):
                 raise KeyNotFound(f"cannot {verb} `{key}`: not in {self.url}", key=key) from error
-            kind, hint = _kind(error), f"resilient ckpt ls {self.url}"
+            kind, hint = _kind(error), f"resilient ckpt ls {quoted(self.url)}"
             if is_untrusted(str(error)):
                 hint = TRUST_HINT
             elif kind is StoreDenied:

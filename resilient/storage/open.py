@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.showing import quoted
 from resilient.storage.local import LocalStore
 from resilient.storage.retrying import RetryingStore
 from resilient.storage.urls import protocol_of, redacted
@@ -70,9 +71,10 @@ def local_path(url: str) -> Path:
         return Path(url).expanduser()
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
+        meant = f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise ConfigError(
             f"cannot open {redacted(url)}: `{parts.netloc.rpartition('@')[2]}` is read as a "
             "machine's name, and a local path has none",
-            hint=f"resilient ckpt ls file:///{parts.netloc.rpartition('@')[2]}{parts.path}",
+            hint=f"resilient ckpt ls {quoted(meant)}",
         )
     return Path(unquote(parts.path))

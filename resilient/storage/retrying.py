@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.showing import quoted
 from resilient.storage.buffers import byte_view
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.settling import settle
@@ -142,7 +143,7 @@ class RetryingStore:
                     raise StoreUnavailable(
                         f"{error.message}; gave up after {tries} tries in {spent_seconds:.1f} s",
                         key=error.key,
-                        hint=error.hint or f"resilient ckpt ls {self.url}",
+                        hint=error.hint or f"resilient ckpt ls {quoted(self.url)}",
                     ) from error
             self._clock.sleep(pause_seconds)
 

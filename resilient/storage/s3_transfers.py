@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
+from resilient.showing import quoted
 from resilient.storage.fs_errors import TRUST_HINT, is_untrusted, kind_of_answer
 from resilient.storage.pool import each
 from resilient.storage.s3_proofs import ALGORITHM, ALGORITHM_HEADER, SUM_HEADER
@@ -257,7 +258,7 @@ class Transfers:
         return self._failed(verb, key, kind, code or f"half an answer, without {name}")
 
     def _failed(self, verb: str, key: str, kind: type[StoreError], reason: str) -> StoreError:
-        hint = f"resilient ckpt ls {self._url}"
+        hint = f"resilient ckpt ls {quoted(self._url)}"
         if is_untrusted(reason):
             hint = TRUST_HINT
         elif kind is StoreDenied:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilient.errors import StoreDenied, StoreFull
+from resilient.showing import quoted
 from resilient.storage.machine import memory_left_bytes
 from resilient.storage.memory import keep_from_children
 
@@ -50,7 +51,8 @@ class SharedFolder:
             self._tell()
         except OSError as error:
             raise StoreDenied(
-                f"cannot make shared memory in {root}: {error.strerror}", hint=f"ls -ld {root}"
+                f"cannot make shared memory in {root}: {error.strerror}",
+                hint=f"ls -ld {quoted(root)}",
             ) from error
 
     def allocate(self, size_bytes: int) -> Path:
@@ -76,7 +78,7 @@ class SharedFolder:
             path.unlink()
             raise StoreFull(
                 f"{self._root} has no {size_bytes} bytes left ({free_bytes(self._root)} are free)",
-                hint=f"df -h {self._root}; a container's is set by --shm-size, and another "
+                hint=f"df -h {quoted(self._root)}; a container's is set by --shm-size, and another "
                 "folder in memory is taken by RESILIENT_SHARED_FOLDER=...",
             ) from error
         finally:

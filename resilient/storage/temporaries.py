@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilient.showing import quoted
 from resilient.storage.errnos import kind_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class SweepsTemporaries:
             )
         except OSError as error:
             raise kind_of(error)(
-                f"cannot sweep {self.url}: {error.strerror or error}", hint=f"ls -ld {self._root}"
+                f"cannot sweep {self.url}: {error.strerror or error}",
+                hint=f"ls -ld {quoted(self._root)}",
             ) from error
         for folder in {path.parent for path in gone}:
             # Not emptied: the end of the way.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from resilient.errors import ConfigError
+from resilient.showing import quoted
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.strategies.compression import PARTS
@@ -344,6 +345,6 @@ def _name_at(path: str, repository: str) -> str:
         raise ConfigError(
             f"cannot resume from `{path}`: it is not in the repository `{repository}`; name a "
             f"checkpoint of that, or set `repo` of TrainingArguments to `{folder}`",
-            hint=f"resilient ckpt ls {repository}",
+            hint=f"resilient ckpt ls {quoted(repository)}",
         )
     return name

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilient import events
 from resilient.errors import Fenced, KeyNotFound, ResilientError
 from resilient.format.names import is_file_name, parse_checkpoint
+from resilient.showing import quoted
 from resilient.storage.settling import settle
 from resilient.storage.store import Sweepable
 from resilient.storage.temporaries import TEMPORARY
@@ -88,7 +89,7 @@ def _require_parent(store: Store, choice: Choice) -> None:
         raise Fenced(
             f"{choice.checkpoint} was rotated away at {store.url} while this life loaded it: "
             "another job of this run is at work there, and what it saves is intact",
-            hint=f"resilient ckpt reflog {store.url}",
+            hint=f"resilient ckpt reflog {quoted(store.url)}",
         ) from error
 
 

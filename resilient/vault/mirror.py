@@ -21,6 +21,7 @@ from resilient.format.document import DOCUMENT_BYTES_MAX, seal
 from resilient.format.ledger import Anchor, encode_segment
 from resilient.format.manifest import decode
 from resilient.format.names import generation_key, signature_name
+from resilient.showing import quoted
 from resilient.vault.access.fetch import fetch
 from resilient.vault.ledger.segments import read_segment
 from resilient.vault.registry.abilities import check_abilities
@@ -189,13 +190,13 @@ def _require_same_run(target: Store, manifest: Manifest, lives: tuple[Generation
         raise ConfigError(
             f"{target.url} holds another run ({min(runs)}); nothing was changed; a copy needs "
             "a place of its own",
-            hint=f"resilient ckpt ls {target.url}",
+            hint=f"resilient ckpt ls {quoted(target.url)}",
         )
     newest = max([*list_numbers(target), *(one.generation for one in there)], default=0)
     if newest > mine:
         raise Fenced(
             f"a run went on at {target.url}: life {newest} is there, and this is of life {mine}",
-            hint=f"resilient ckpt reflog {target.url}",
+            hint=f"resilient ckpt reflog {quoted(target.url)}",
         )
 
 
@@ -209,7 +210,7 @@ def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
         raise ConfigError(
             f"{target.url} has another `{key}`; nothing was changed; a copy needs "
             "a place of its own",
-            hint=f"resilient ckpt ls {target.url}",
+            hint=f"resilient ckpt ls {quoted(target.url)}",
         )
     return True
 
@@ -236,7 +237,7 @@ def _carry(source: Store, target: Store, manifest: Manifest, entry: FileEntry) -
             raise IntegrityError(
                 f"`{key}` at {source.url} is not what was saved; no copy was made",
                 key=key,
-                hint=f"resilient ckpt repair {manifest.checkpoint} {source.url}",
+                hint=f"resilient ckpt repair {manifest.checkpoint} {quoted(source.url)}",
             )
         return data
 
@@ -251,7 +252,7 @@ def _require_files(target: Store, manifest: Manifest) -> None:
             raise IntegrityError(
                 f"`{key}` was put at {target.url} and is gone: somebody deletes there",
                 key=key,
-                hint=f"resilient ckpt ls {target.url}",
+                hint=f"resilient ckpt ls {quoted(target.url)}",
             )
 
 

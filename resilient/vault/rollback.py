@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound
+from resilient.showing import quoted
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.abilities import check_abilities
 from resilient.vault.registry.catalog import folders_of, lineage
@@ -79,7 +80,7 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> Journey:
             f"{target} at {store.url} is damaged, and resume would pass it over: "
             f"{damaged[0].file} {damaged[0].problem}; nothing was changed",
             key=target.manifest_key,
-            hint=f"resilient ckpt repair {target} {store.url}",
+            hint=f"resilient ckpt repair {quoted(target)} {quoted(store.url)}",
         )
     known = lineage(store)
     line = known.candidates
@@ -134,6 +135,6 @@ def travel(
             f"{journey.after} was deleted at {store.url} while it was being gone back to; resume "
             "takes the newest that is left before it",
             key=journey.after.manifest_key,
-            hint=f"resilient ckpt undo {store.url}",
+            hint=f"resilient ckpt undo {quoted(store.url)}",
         ) from error
     return life.number

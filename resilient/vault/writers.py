@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import Fenced, IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import MANIFEST
+from resilient.showing import quoted
 from resilient.vault.registry.abilities import check_abilities
 from resilient.vault.registry.catalog import folders_of, lineage, read_manifest
 from resilient.vault.registry.generations import (
@@ -131,7 +132,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
             return life
     raise Fenced(
         f"whatever writes to {store.url} saved or rotated at each of {_ATTEMPTS_MAX} attempts",
-        hint=f"resilient ckpt unlock {store.url}",
+        hint=f"resilient ckpt unlock {quoted(store.url)}",
     )
 
 

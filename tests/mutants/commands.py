@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "what was pruned is brought back by the newest undo, whichever let it go",
         "resilient/vault/registry/references.py",
-        " --undo {mark.prune}",
+        " --undo {quoted(mark.prune)}",
         " --undo",
         "tests/cli/test_trash_told.py -k no_later_prune",
     ),

@@ -129,6 +129,20 @@ MUTANTS = [
         f"{FULL} -k full_disk",
     ),
     Mutant(
+        "a word of a command is not quoted",
+        "resilient/showing.py",
+        "    return text if _WORD.fullmatch(text) else shlex.quote(text)",
+        "    return text",
+        "tests/cli/test_hinted_commands.py -k odd_place",
+    ),
+    Mutant(
+        "a hint names an option that is not there",
+        "cli/resilient_cli/commands/unlocking.py",
+        " --yes --force loses",
+        " --yes --by-force loses",
+        "tests/cli/test_hinted_commands.py -k sources",
+    ),
+    Mutant(
         "a hint may be no command",
         "resilient/vault/registry/references.py",
         'hint="resilient help refs"',

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from resilient.errors import NoIntactCheckpoint, NothingToResume
+from resilient.showing import quoted
 from resilient.vault.ledger.audit import audit as audit_ledger
 from resilient.vault.registry.catalog import lineage
 from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of, signing_of
@@ -46,7 +47,7 @@ def audit(
     if not known.candidates and known.lost:
         raise NoIntactCheckpoint(
             f"nothing in `{store.url}` is left that could be audited: {known.lost}",
-            hint=f"resilient ckpt verify --all {store.url}",
+            hint=f"resilient ckpt verify --all {quoted(store.url)}",
         )
     if not known.candidates:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.errors import UsageError
+from resilient.showing import quoted
 from resilient.storage.open import local_path, protocol_of
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import ancestry
@@ -89,7 +90,7 @@ def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[Checkpoint
     if good == bad or good not in line:
         raise UsageError(
             f"training did not go through {good} on its way to {bad}",
-            hint=f"resilient ckpt reflog {store.url} (which life began from where)",
+            hint=f"resilient ckpt reflog {quoted(store.url)} (which life began from where)",
         )
     return line[line.index(good) :: -1]
 

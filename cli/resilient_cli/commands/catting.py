@@ -12,6 +12,7 @@ import typer
 from resilient.comparison.values import SECTIONS
 from resilient.errors import IntegrityError, KeyNotFound, UsageError
 from resilient.layouts.values import Unreadable
+from resilient.showing import quoted
 from resilient_cli.completing import complete_ref
 from resilient_cli.insides import split_inside
 from resilient_cli.places import Place, Repo, output_of
@@ -98,7 +99,7 @@ def cat(  # noqa: PLR0913 - the options of a command
         raise IntegrityError(
             f"`{name}` of {side.url} cannot be read: {error}",
             key=name,
-            hint=f"resilient ckpt inspect {side.url}",
+            hint=f"resilient ckpt inspect {quoted(side.url)}",
         ) from error
 
 
@@ -113,7 +114,7 @@ def _meant(ref: str, name: str | None, place: str | None) -> tuple[str, str, str
     if name is None and split is None:
         raise UsageError(
             f"nothing says what of `{ref}` to show: a tensor, a value or a file",
-            hint=f"resilient ckpt inspect {ref} --tensors",
+            hint=f"resilient ckpt inspect {quoted(ref)} --tensors",
         )
     if split is None or (split[2] and name is not None):
         return ref, name or "", place
@@ -164,7 +165,7 @@ def _nothing(side: Side, name: str) -> KeyNotFound:
     known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
     near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
     said = f"; near it: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
-    hint = f"resilient ckpt inspect {side.url} --tensors"
+    hint = f"resilient ckpt inspect {quoted(side.url)} --tensors"
     return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from resilient.errors import UsageError
+from resilient.showing import quoted
 from resilient_cli.completing import complete_ref
 from resilient_cli.places import Place, Repo, local_path, output_of
 from resilient_cli.progress import Progress
@@ -77,7 +78,7 @@ def diff(  # noqa: PLR0913 - the options of a command
     from resilient_cli.sides import side_at
 
     if html is not None:
-        words = " ".join(filter(None, (a, b, place or repo)))
+        words = " ".join(quoted(one) for one in (a, b, place or repo) if one)
         html = local_path(html, "--html", f"resilient ckpt diff {words} --html diff.html")
     before, after = side_at(a, place, repo), side_at(b, place, repo)
     patterns = only or ["*"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.errors import UsageError
+from resilient.showing import quoted
 from resilient.train.arguments.arguments import TrainingArguments
 from resilient.train.arguments.files import SUFFIXES
 from resilient.train.arguments.schema import json_schema
@@ -115,7 +116,7 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     if not config:
         raise UsageError(
             f"{checkpoint} holds no arguments: it was saved without our trainer",
-            hint=f"resilient ckpt inspect {checkpoint} {store.url}",
+            hint=f"resilient ckpt inspect {checkpoint} {quoted(store.url)}",
         )
     return [Setting(name, value, str(checkpoint), is_said=True) for name, value in config.items()]
 

@@ -11,6 +11,7 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import IncompatibleCheckpoint
+from resilient.showing import quoted
 from resilient.vault.mirror import copy_over, plan_copy
 from resilient.vault.registry.references import resolve
 from resilient.world.launch import read_storage_options
@@ -117,7 +118,8 @@ def export(
 
     Example: resilient ckpt export out/global_step500 --format safetensors --out weights
     """
-    command = f"resilient ckpt export {ref or 'latest'} {place or repo or ''}".rstrip()
+    words = " ".join(quoted(one) for one in (ref or "latest", place or repo) if one)
+    command = f"resilient ckpt export {words}"
     out = local_path(out, "--out", f"{command} --format {kind.value} --out exported")
     if kind is not Kind.HF:
         _export_plainly(ctx, (ref or "latest", place, repo), out, kind)
@@ -147,7 +149,8 @@ def _export_plainly(
             export_plainly(side, out, Plainly(kind.value), told)
     except Unreadable as error:
         raise IncompatibleCheckpoint(
-            f"{side.url} cannot be written so: {error}", hint=f"resilient ckpt inspect {side.url}"
+            f"{side.url} cannot be written so: {error}",
+            hint=f"resilient ckpt inspect {quoted(side.url)}",
         ) from error
     place = side.url.removesuffix(f"/{side.name}")
     show(exported(place, str(out), side.name), output_of(ctx))

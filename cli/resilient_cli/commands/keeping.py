@@ -9,6 +9,7 @@ import typer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, NothingToResume, UsageError
 from resilient.format.names import parse_prune
+from resilient.showing import quoted
 from resilient.vault.registry.generations import list_numbers
 from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import BestOf, Retention, parse_best
@@ -247,7 +248,7 @@ def _require_undone(store: Store, prune: str) -> None:
     if mark is None or mark.until <= SystemClock().now_iso():
         raise NothingToResume(
             f"nothing of the prune {prune} is in the trash of {store.url}: its time is over",
-            hint=f"resilient ckpt ls {store.url}",
+            hint=f"resilient ckpt ls {quoted(store.url)}",
         )
 
 
@@ -298,7 +299,7 @@ def _require_tags(retention: Retention, found: Found, url: str) -> None:
     """
     unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
     if unknown:
-        raise UsageError(f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {url}")
+        raise UsageError(f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {quoted(url)}")
 
 
 def _best(wish: str) -> BestOf:

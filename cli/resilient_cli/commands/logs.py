@@ -12,6 +12,7 @@ import typer
 from resilient.agent.outputs.reading import Reader, find_sources
 from resilient.clock import SystemClock, parse_length
 from resilient.errors import RepositoryNotFound, UsageError
+from resilient.showing import quoted
 from resilient_cli.places import output_of
 from resilient_cli.streams import answering, leave_the_pipe, put
 from resilient_cli.views.logs import line_of
@@ -136,12 +137,12 @@ def _nothing(
         return RepositoryNotFound(
             f"nothing that ranks printed was kept in `{run}` or `{run / 'logs'}`: a run keeps it "
             "only where it is told to",
-            hint=f"resilient train --log-dir {run / 'logs'} SCRIPT",
+            hint=f"resilient train --log-dir {quoted(run / 'logs')} SCRIPT",
         )
     lives, ranks = {one.life for one in sources}, {one.rank for one in sources}
     asked = [f"life {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
     return RepositoryNotFound(
         f"`{run}` has nothing of {', '.join(asked)}: it has lives 1 to {max(lives)}, "
         f"ranks {min(ranks)} to {max(ranks)}",
-        hint=f"resilient logs {run}",
+        hint=f"resilient logs {quoted(run)}",
     )

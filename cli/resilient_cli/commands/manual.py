@@ -9,6 +9,7 @@ import typer
 
 from resilient.errors import UsageError
 from resilient.exit_codes import EXIT_CODES
+from resilient.showing import quoted
 from resilient_cli.app import main
 from resilient_cli.manual.schemas import schema_names
 from resilient_cli.manual.topics import ENVIRONMENT, REFS, STORAGE
@@ -94,4 +95,4 @@ def _nearest(name: str) -> str:
     known = [*TOPICS, *COMMANDS, *errors()]
     by_fold = {one.lower(): one for one in known}
     close = get_close_matches(name.lower(), by_fold, n=1)
-    return f"resilient help {by_fold[close[0]]}" if close else "resilient help"
+    return f"resilient help {quoted(by_fold[close[0]])}" if close else "resilient help"

@@ -10,6 +10,7 @@ import typer
 
 from resilient.errors import KeyNotFound, NoIntactCheckpoint, UsageError
 from resilient.format.names import parse_checkpoint
+from resilient.showing import quoted
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
 from resilient.vault.health.repair import carry_out_repair, plan_repair
@@ -131,7 +132,7 @@ def repair(  # noqa: PLR0913 - the options of a command
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",
-            hint=f"resilient ckpt repair {checkpoint} {store.url} --from COPY",
+            hint=f"resilient ckpt repair {checkpoint} {quoted(store.url)} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
 
@@ -208,6 +209,6 @@ def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
     if undelete and named is None:
         raise UsageError(
             "`--undelete` needs the full name of the checkpoint",
-            hint=f"resilient ckpt repair checkpoint-120-g3 {store.url} --undelete",
+            hint=f"resilient ckpt repair checkpoint-120-g3 {quoted(store.url)} --undelete",
         )
     return named or resolve(store, ref or "latest")

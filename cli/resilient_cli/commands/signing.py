@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer  # noqa: TC002 - Typer reads the annotations when it runs
 
 from resilient.errors import ConfigError, IntegrityError
+from resilient.showing import quoted
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import folders_of, read_manifest
 from resilient.vault.registry.references import resolve
@@ -47,7 +48,7 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
     if damage:
         raise IntegrityError(
             f"cannot sign {checkpoint}: `{damage[0].file}` is damaged: {damage[0].problem}",
-            hint=f"resilient ckpt verify {checkpoint} {store.url}",
+            hint=f"resilient ckpt verify {checkpoint} {quoted(store.url)}",
         )
     manifest = read_manifest(store, checkpoint)
     root = manifest.root

@@ -14,6 +14,7 @@ from resilient.accounting.agents import agents
 from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import DeadlineExceeded, NotRunning, StoreDenied
+from resilient.showing import quoted
 from resilient_cli.places import output_of
 from resilient_cli.processes import is_agent_alive
 from resilient_cli.render import show
@@ -60,7 +61,8 @@ def stop(ctx: typer.Context, run: Run, *, now: Now = False, within: Within = 120
             raise DeadlineExceeded(
                 f"pid {here[0].pid} has not ended within {within:g} s",
                 deadline_seconds=within,
-                hint=f"resilient status {run[0]}; resilient stop --now {run[0]} to lose the rest",
+                hint=f"resilient status {quoted(run[0])}; "
+                f"resilient stop --now {quoted(run[0])} to lose the rest",
             )
         clock.sleep(_POLL_SECONDS)
     known = {(one.host, one.pid): one for one in agents(read_records(run))}
@@ -81,9 +83,11 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
         last = elsewhere[-1]
         return NotRunning(
             f"no launcher of `{run[0]}` runs on this machine; one began on {last.host}",
-            hint=f"ssh {last.host} resilient stop {run[0]}",
+            hint=f"ssh {quoted(last.host)} resilient stop {quoted(run[0])}",
         )
-    return NotRunning(f"no launcher of `{run[0]}` is running", hint=f"resilient status {run[0]}")
+    return NotRunning(
+        f"no launcher of `{run[0]}` is running", hint=f"resilient status {quoted(run[0])}"
+    )
 
 
 def _signal(found: Sequence[Agent]) -> None:

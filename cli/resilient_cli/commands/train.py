@@ -15,6 +15,7 @@ import typer
 from resilient.accounting.every import parse_every
 from resilient.errors import Preempted, ScriptNotFound, UsageError
 from resilient.format.signature import Signing
+from resilient.showing import quoted
 from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
 from resilient_cli import early
 from resilient_cli.lengths import number_of
@@ -293,7 +294,7 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
     if is_program and shutil.which(script) is None:
         raise ScriptNotFound(f"no program `{script}` in PATH", hint=f"command -v {script}")
     if not is_module and not is_program and not Path(script).is_file():
-        raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {script}")
+        raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {quoted(script)}")
 
 
 def _answer(plan: Plan, options: TrainOptions) -> Answer:

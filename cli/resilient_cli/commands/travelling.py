@@ -8,6 +8,7 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
+from resilient.showing import quoted
 from resilient.vault.registry.moves import Moves
 from resilient.vault.registry.references import resolve
 from resilient.vault.rollback import plan_rollback, plan_undo, travel
@@ -55,7 +56,7 @@ def rollback(
     if ref is None:
         raise UsageError(
             "rollback takes the checkpoint to go back to, and then the repository",
-            hint=f"resilient ckpt rollback latest~1 {place}",
+            hint=f"resilient ckpt rollback latest~1 {quoted(place)}",
         )
     store = open_repository(place, repo)
     journey = plan_rollback(store, resolve(store, ref))

@@ -11,6 +11,7 @@ import typer
 from resilient.accounting.steadying import present_ms
 from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound, WriterAlive
+from resilient.showing import quoted
 from resilient.vault.registry.retention import Retention
 from resilient.vault.rotation.rotate import look
 from resilient.vault.writers import find_writer, shut_out
@@ -58,7 +59,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
     if writer is None:
         raise RepositoryNotFound(
             f"no repository at `{store.url}`: no run ever began there",
-            hint=f"resilient doctor --repo {store.url}",
+            hint=f"resilient doctor --repo {quoted(store.url)}",
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
     records = records_of(run, place or repo or "")
@@ -68,7 +69,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
         raise WriterAlive(
             f"life {writer.life} of {store.url} is written by a process that lives: {seen.why}; "
             "nothing was changed",
-            hint=f"resilient stop {run or store.url}, or --force to lose what it has not saved",
+            hint=f"resilient stop {quoted(run or store.url)}; "
+            f"resilient ckpt unlock {quoted(store.url)} --yes --force loses what it has not saved",
         )
     # A life that saves nothing shuts everybody else out already.
     needed = not writer.is_nobody or is_alive

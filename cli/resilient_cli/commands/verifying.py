@@ -12,6 +12,7 @@ from resilient.errors import (
     NothingToResume,
     UsageError,
 )
+from resilient.showing import quoted
 from resilient.vault.health.records import verify_records
 from resilient.vault.registry.catalog import folders_of, lineage
 from resilient.vault.registry.references import resolve
@@ -129,5 +130,5 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
         raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)
     raise NoIntactCheckpoint(
         f"no checkpoint in `{store.url}` is left that training could resume from",
-        hint=f"resilient ckpt repair latest {store.url} --from COPY",
+        hint=f"resilient ckpt repair latest {quoted(store.url)} --from COPY",
     )

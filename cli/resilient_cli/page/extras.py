@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.errors import RepositoryNotFound
+from resilient.showing import quoted
 from resilient.vault.registry.catalog import committed, read_manifest
 from resilient.vault.registry.references import resolve
 from resilient_cli.commands.listing import store_of
@@ -46,7 +47,7 @@ def extras_of(
     if store is None:
         raise RepositoryNotFound(
             f"no checkpoints in `{run[0]}`; a run's output folder is wanted",
-            hint=f"resilient ckpt ls {run[0]}",
+            hint=f"resilient ckpt ls {quoted(run[0])}",
         )
     checked, said = _verified(store) if verify else ({}, "")
     return Extras(

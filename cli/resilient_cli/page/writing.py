@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.errors import StoreError
+from resilient.showing import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,5 +21,5 @@ def write_page(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write `{path}`: {error.strerror}", hint=f"ls -ld {path.parent}"
+            f"cannot write `{path}`: {error.strerror}", hint=f"ls -ld {quoted(path.parent)}"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilient.showing import quoted
 from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import count
 
@@ -43,7 +44,8 @@ def bisected(
         change: where it changed.
         tried: in the order in which they were asked.
     """
-    next_command = f"resilient ckpt diff {change.last_good} {change.first_bad} --repo {url}"
+    pair = f"{change.last_good} {change.first_bad}"
+    next_command = f"resilient ckpt diff {pair} --repo {quoted(url)}"
     document = {
         "repository": url,
         "found": not change.unknown,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.showing import quoted
 from resilient_cli.render import Answer, human_size
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def copied(source: str, target: str, shipment: Shipment, *, dry_run: bool) -> An
     if shipment.ledger_problem:
         said.append(f"its ledger is not copied whole: {shipment.ledger_problem}")
     if not dry_run:
-        said.append(f"resilient ckpt verify {checkpoint} {target}")
+        said.append(f"resilient ckpt verify {checkpoint} {quoted(target)}")
     return Answer("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
 
 

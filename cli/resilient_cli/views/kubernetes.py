@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from resilient.exit_codes import EXIT_CODES
-from resilient.showing import without_users
+from resilient.showing import quoted, without_users
 from resilient_cli.kubernetes.manifests import REQUEUE
 from resilient_cli.kubernetes.run import Flavor
 from resilient_cli.render import Answer, Facts, Table
@@ -129,7 +129,7 @@ def _next(run: RunState, cluster: Cluster) -> str:
     kind = "job" if run.flavor is Flavor.KUEUE else run.flavor.value
     waiting = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
     if run.state == "complete" and run.repository:
-        return f"resilient ckpt ls {without_users(run.repository)}"
+        return f"resilient ckpt ls {quoted(without_users(run.repository))}"
     words = {
         "complete": (*ours, "delete", run.name),
         "failed": (*ours, "logs", run.name, "--index", failed[-1], "--tail", "50"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.format.names import parse_trash
+from resilient.showing import quoted
 from resilient_cli.render import Answer, Facts, Table, human_size
 from resilient_cli.views.words import NONE, count, duration, folder, part_of_near
 
@@ -135,7 +136,7 @@ def _into_trash(
 
 def _way_back(url: str, found: Found, plan: RotationPlan) -> str:
     prune = _prune(found, plan)
-    return f"resilient ckpt prune {url} --undo {prune}" if prune else ""
+    return f"resilient ckpt prune {quoted(url)} --undo {quoted(prune)}" if prune else ""
 
 
 def _prune(found: Found, plan: RotationPlan) -> str | None:
@@ -183,13 +184,13 @@ def _told_of(url: str, returned: Returned, *, done: bool) -> Iterator[str]:
         yield f"{back} would come back, of the prune {returned.prune}."
     if returned.others:
         many = count(len(returned.others), "other prune")
-        again = f"resilient ckpt prune {url} --undo {returned.others[0]}"
+        again = f"resilient ckpt prune {quoted(url)} --undo {quoted(returned.others[0])}"
         yield f"{many} in the trash; the newest comes back with: {again}"
 
 
 def tagging(url: str, tag: Tag) -> Answer:
     """Return the answer of ``ckpt tag``."""
-    named, undo = tag.checkpoint.folder, f"resilient ckpt untag {tag.name} {url}"
+    named, undo = tag.checkpoint.folder, f"resilient ckpt untag {quoted(tag.name)} {quoted(url)}"
     document = {"repository": url, "name": tag.name, "id": named, "undo": undo}
     facts = Facts((("tag", tag.name), ("names", named), ("undo", undo)))
     return Answer("ckpt.tag", "tag", document, (facts,), (named,))
@@ -197,7 +198,7 @@ def tagging(url: str, tag: Tag) -> Answer:
 
 def untagging(url: str, name: str, named: CheckpointId | None) -> Answer:
     """Return the answer of ``ckpt untag``; a damaged tag cannot say what it named."""
-    undo = f"resilient ckpt tag {named} {name} {url}" if named else ""
+    undo = f"resilient ckpt tag {named} {name} {quoted(url)}" if named else ""
     document = {"repository": url, "name": name, "id": folder(named), "undo": undo}
     facts = Facts((("removed", name), ("named", folder(named) or NONE), ("undo", undo or NONE)))
     return Answer("ckpt.untag", "tag", document, (facts,), (name,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.showing import quoted
 from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE, age, folder
 
@@ -42,8 +43,8 @@ def moved(command: str, url: str, journey: Journey, number: int | None, *, dry_r
 def _way_back(url: str, journey: Journey) -> str:
     """Return the command that goes back to where this move began."""
     if journey.undoes and journey.before:
-        return f"resilient ckpt rollback {journey.before} {url}"
-    return f"resilient ckpt undo {url}"
+        return f"resilient ckpt rollback {quoted(journey.before)} {quoted(url)}"
+    return f"resilient ckpt undo {quoted(url)}"
 
 
 def _said(journey: Journey, number: int | None, undo: str) -> Iterator[Facts | str]:

@@ -13,6 +13,7 @@ import torch
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.format.names import rank_part
 from resilient.opening import open_checkpointer
+from resilient.showing import quoted
 from resilient.state.capture import Part
 from resilient.state.stage import pack
 from resilient.storage.local import LocalStore
@@ -89,7 +90,7 @@ def export_checkpoint(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {quoted(target)}")
     store = open_store(url, storage_options=storage_options or {})
     checkpoint = resolve(store, ref)
     manifest = read_manifest(store, checkpoint)

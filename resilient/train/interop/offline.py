@@ -9,6 +9,7 @@ import torch
 
 from resilient.errors import ConfigError
 from resilient.opening import open_checkpointer
+from resilient.showing import quoted
 from resilient.train.interop.files import CONFIG, TransformersCheckpoint
 from resilient.train.interop.naming import Naming, naming_of
 from resilient.train.interop.taking import import_checkpoint
@@ -48,7 +49,7 @@ def import_folder(
         if held:
             raise ConfigError(
                 f"the repository `{url}` holds {held[0]} already: a run begins once",
-                hint=f"resilient ckpt ls {url}",
+                hint=f"resilient ckpt ls {quoted(url)}",
             )
         return import_checkpoint(spine, os.fspath(folder), naming)
     finally:

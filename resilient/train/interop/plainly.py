@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.comparison.writing import write_parts
 from resilient.errors import ConfigError
+from resilient.showing import quoted
 
 if TYPE_CHECKING:
     import os
@@ -56,7 +57,7 @@ def export_plainly(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {quoted(target)}")
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

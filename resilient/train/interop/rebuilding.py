@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.showing import quoted
 from resilient.train.interop.files import (
     ADAPTER_WEIGHTS,
     INDEX,
@@ -125,7 +126,7 @@ def require_new(target: Path) -> None:
         ConfigError: says so.
     """
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {target}")
+        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {quoted(target)}")
 
 
 def write_rebuilt(
@@ -150,7 +151,7 @@ def _require_lost(files: TransformersFiles) -> None:
         return
     raise ConfigError(
         f"the {STATE} of `{files.folder}` is whole: there is nothing to rebuild",
-        hint=f"resilient train --resume {files.folder} SCRIPT",
+        hint=f"resilient train --resume {quoted(files.folder)} SCRIPT",
     )
 
 

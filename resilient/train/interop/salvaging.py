@@ -15,6 +15,7 @@ import torch
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.names import rank_part
 from resilient.opening import open_checkpointer
+from resilient.showing import quoted
 from resilient.state.load import assemble
 from resilient.storage.open import open_store
 from resilient.train.interop import theirs
@@ -79,7 +80,8 @@ def rebuild_checkpoint(
     if not hurt:
         raise ConfigError(
             f"{manifest.checkpoint} is whole: there is nothing to rebuild",
-            hint=f"resilient ckpt export {manifest.checkpoint} {url} --out {target}",
+            hint=f"resilient ckpt export {manifest.checkpoint} {quoted(url)} "
+            f"--out {quoted(target)}",
         )
     if "optimizer" not in parts:
         parts.pop("scheduler", None)  # its groups are the optimizer's

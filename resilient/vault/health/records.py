@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound
 from resilient.format.document import RECORD_BYTES_MAX, unseal
 from resilient.format.names import ABILITIES, MANIFEST, committed_key, generation_key, tag_key
+from resilient.showing import quoted
 from resilient.vault.access.damage import join_names
 from resilient.vault.access.fetch import fetch
 from resilient.vault.health.verify import Finding
@@ -76,7 +77,10 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
         manifest = None
     trash = trash_of(folders)
     for one in sorted(one for one in folders if one > newest and one not in trash):
-        key, way = one.manifest_key, f"resilient ckpt repair {one} {store.url} --undelete"
+        key, way = (
+            one.manifest_key,
+            f"resilient ckpt repair {quoted(one)} {quoted(store.url)} --undelete",
+        )
         own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
         if manifest is not None and set(own) <= set(folders[one]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
@@ -95,7 +99,7 @@ def _unreadable(store: Store) -> Iterator[Finding]:
         key = committed_key(number)
         yield from _read(key, _MARK_FIX, lambda number=number: check_mark(store, number))  # type: ignore[misc]
     for name in list_tags(store):
-        fix = f"resilient ckpt untag {name} {store.url}"
+        fix = f"resilient ckpt untag {name} {quoted(store.url)}"
         yield from _read(tag_key(name), fix, lambda name=name: read_tag(store, name))  # type: ignore[misc]
     fix = f"none but to delete `{ABILITIES}`: the next life asks the store again"
     yield from _read(ABILITIES, fix, lambda: _read_abilities(store))
@@ -156,5 +160,5 @@ def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
         except (IntegrityError, KeyNotFound):
             continue
         if named not in whole:
-            fix = f"resilient ckpt untag {name} {store.url}"
+            fix = f"resilient ckpt untag {name} {quoted(store.url)}"
             yield Finding(tag_key(name), "", f"names {named}, which is gone", "warning", fix=fix)

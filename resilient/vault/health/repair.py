@@ -16,6 +16,7 @@ from resilient.format.digest import CHUNK_BYTES, damaged_ranges
 from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.manifest import decode
 from resilient.format.names import MANIFEST, MANIFEST_COPY
+from resilient.showing import quoted
 from resilient.vault.access.damage import tensors_hit
 from resilient.vault.access.fetch import fetch
 from resilient.vault.health.aside import put_whole
@@ -206,7 +207,7 @@ def carry_out_repair(
         if not plan.is_gone and not _is_there(store, checkpoint):
             raise NothingToResume(
                 f"{checkpoint} was let go while it was repaired",
-                hint=f"resilient ckpt ls {store.url}",
+                hint=f"resilient ckpt ls {quoted(store.url)}",
             )
         key, data = _whole(store, places, plan, fix.file)
         if plan.is_gone and fix.file == MANIFEST:
@@ -260,11 +261,11 @@ def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
     if checkpoint in trash_of(folders_of(store)):
         return absent(store, str(checkpoint))
     has_copy = not copy_problem(store, checkpoint, "full")
-    way = f"resilient ckpt repair {checkpoint} {store.url} --undelete"
+    way = f"resilient ckpt repair {checkpoint} {quoted(store.url)} --undelete"
     return NothingToResume(
         f"{checkpoint} has no manifest at {store.url}: it was never committed, or was let go by a "
         "rotation or by hand; repair does not bring back by itself what was let go",
-        hint=way if has_copy else f"resilient ckpt ls {store.url}",
+        hint=way if has_copy else f"resilient ckpt ls {quoted(store.url)}",
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound
 from resilient.format.digest import CHUNK_BYTES, digest_bytes
+from resilient.showing import quoted
 from resilient.vault.access.damage import join_names
 from resilient.vault.health.verify import MISSING, Finding
 
@@ -139,5 +140,5 @@ def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> F
         "damaged" if name in manifest.needed else "warning",
         start,
         stop,
-        f"resilient ckpt verify {manifest.checkpoint} {store.url}",
+        f"resilient ckpt verify {manifest.checkpoint} {quoted(store.url)}",
     )

@@ -14,6 +14,7 @@ from resilient.errors import (
 from resilient.format.digest import CHUNK_BYTES, damaged_ranges
 from resilient.format.names import MANIFEST, MANIFEST_COPY, signature_name
 from resilient.format.signature import UNSIGNED
+from resilient.showing import quoted
 from resilient.vault.access.damage import join_names, tensors_hit
 from resilient.vault.health.deep import problems_of
 from resilient.vault.reading.bulk import prove_file
@@ -149,7 +150,7 @@ def repair_command(store: Store, checkpoint: CheckpointId) -> str:
 
     Crash: reads nothing.
     """
-    return f"resilient ckpt repair {checkpoint} {store.url}"
+    return f"resilient ckpt repair {checkpoint} {quoted(store.url)}"
 
 
 def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
@@ -229,7 +230,7 @@ def _verify_signature(
     if signed is not None:
         return [] if level == "quick" else _verify_signed(store, manifest, signed)
     problem = signature_problem(store, manifest)
-    fix = f"resilient ckpt sign {manifest.checkpoint} {store.url}"
+    fix = f"resilient ckpt sign {manifest.checkpoint} {quoted(store.url)}"
     return [Finding(file, "", problem, "warning", fix=fix)] if problem else []
 
 

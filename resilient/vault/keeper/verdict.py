@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.errors import Fenced, KeyNotFound, PeerFailed, SaveFailed
+from resilient.showing import quoted
 from resilient.storage.space import free_bytes
 from resilient.vault.rotation.rotate import discard
 from resilient.vault.saving.space import space_topic
@@ -41,7 +42,7 @@ def find_verdict(desk: Desk, job: Job, board: Address | None, gone: str) -> None
     if not landed:
         raise SaveFailed(
             f"{checkpoint} was not saved: {gone}; older checkpoints are intact",
-            hint=f"resilient ckpt ls {desk.store.url}",
+            hint=f"resilient ckpt ls {quoted(desk.store.url)}",
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint
 from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.showing import quoted
 from resilient.vault.reading.read import Proved, Wanted, read_wanted
 from resilient.vault.registry.catalog import Skipped, lineage
 from resilient.vault.registry.references import resolve
@@ -169,5 +170,6 @@ def _nothing_left(
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training will not silently start "
         f"over: {reasons}{touched}",
-        hint=f"resilient ckpt verify --all {store.url}{others}; to start over: --resume never",
+        hint=f"resilient ckpt verify --all {quoted(store.url)}{others}; "
+        "to start over: --resume never",
     )

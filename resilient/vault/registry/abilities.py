@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import IntegrityError, KeyExists, KeyNotFound, NotExclusive, StoreDenied
 from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
 from resilient.format.names import ABILITIES, probe_key
+from resilient.showing import quoted
 from resilient.storage.urls import protocol_of
 from resilient.vault.access.fetch import fetch
 
@@ -60,7 +61,7 @@ def check_abilities(store: Store, clock: Clock, *, single_writer: bool = False) 
             f"{store.url} accepts `If-None-Match` and lets several writers win, so a stale process "
             f"could not be fenced off (recorded in `{ABILITIES}`, which is to be deleted after a "
             "change of the server); a job that is the only one may promise that",
-            hint=f"resilient train --single-writer --repo {store.url} SCRIPT",
+            hint=f"resilient train --single-writer --repo {quoted(store.url)} SCRIPT",
         )
 
 

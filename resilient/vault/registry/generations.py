@@ -31,6 +31,7 @@ from resilient.format.names import (
     parse_committed,
     parse_generation,
 )
+from resilient.showing import quoted
 from resilient.vault.access.fetch import fetch
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def claim(
         raise NotExclusive(
             f"{store.url} has no exclusive create, so a stale process could not be fenced off; "
             "a job that is the only one may promise that",
-            hint=f"resilient train --single-writer --repo {store.url} SCRIPT",
+            hint=f"resilient train --single-writer --repo {quoted(store.url)} SCRIPT",
         )
     numbers = list_numbers(store)
     run_id = _run_id(store, numbers)
@@ -297,7 +298,7 @@ def check_fence(store: Store, mine: int) -> None:
         raise Fenced(
             f"life {newest} of this run began while life {mine} was still running at "
             f"{store.url}: this process has to stop",
-            hint=f"resilient ckpt reflog {store.url}",
+            hint=f"resilient ckpt reflog {quoted(store.url)}",
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.errors import IntegrityError, KeyNotFound, NothingToResume
+from resilient.showing import quoted
 from resilient.vault.registry.catalog import committed
 from resilient.vault.registry.generations import list_marks, list_numbers, read_generation
 
@@ -114,7 +115,7 @@ class Moves:
                     f"the record of life {number} at {self._url} cannot be read, so it is unknown "
                     "what there is to undo",
                     key="",
-                    hint=f"resilient ckpt rollback REF {self._url} goes anywhere by name",
+                    hint=f"resilient ckpt rollback REF {quoted(self._url)} goes anywhere by name",
                 )
             if life.cause == ROLLBACK:
                 open_moves.append(number)
@@ -123,14 +124,14 @@ class Moves:
         if not open_moves:
             raise NothingToResume(
                 f"nothing to undo at {self._url}: no rollback is in force",
-                hint=f"resilient ckpt reflog {self._url}",
+                hint=f"resilient ckpt reflog {quoted(self._url)}",
             )
         head = self.head_of(open_moves[-1] - 1)
         if head.checkpoint is None or head.gone:
             raise NothingToResume(
                 f"the rollback of life {open_moves[-1]} cannot be undone: "
                 f"{head.gone or 'it began from scratch'}",
-                hint=f"resilient ckpt ls {self._url}",
+                hint=f"resilient ckpt ls {quoted(self._url)}",
             )
         return open_moves[-1], head.checkpoint
 

@@ -17,6 +17,7 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.format.names import parse_checkpoint, parse_tag, tag_key
+from resilient.showing import quoted
 from resilient.vault.registry.catalog import (
     Lineage,
     committed,
@@ -64,7 +65,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     if not everything:
         raise RepositoryNotFound(
             f"no checkpoint at {store.url}: no run ever saved there",
-            hint=f"resilient ckpt ls {store.url}",
+            hint=f"resilient ckpt ls {quoted(store.url)}",
         )
     known = lineage(store)
     order = [*known.candidates, *(one for one in everything if one not in known.candidates)]
@@ -91,12 +92,13 @@ def absent(store: Store, ref: str) -> NothingToResume:
     one = _by_name(sorted(trash, reverse=True), ref) or _in_trash_by_root(store, trash, ref)
     if one is None:
         return NothingToResume(
-            f"no checkpoint `{ref}` at {store.url}", hint=f"resilient ckpt ls {store.url}"
+            f"no checkpoint `{ref}` at {store.url}",
+            hint=f"resilient ckpt ls {quoted(store.url)}",
         )
     mark = trash[one]
     return NothingToResume(
         f"{one} was pruned, and is in the trash of {store.url} until {mark.until}",
-        hint=f"resilient ckpt prune {store.url} --undo {mark.prune}",
+        hint=f"resilient ckpt prune {quoted(store.url)} --undo {quoted(mark.prune)}",
     )
 
 
@@ -135,7 +137,8 @@ def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId |
         if named in trash_of(folders_of(store)):
             raise absent(store, str(named))
         raise UsageError(
-            f"tag `{ref}` names {named}, which is gone", hint=f"resilient ckpt untag {ref}"
+            f"tag `{ref}` names {named}, which is gone",
+            hint=f"resilient ckpt untag {quoted(ref)}",
         )
     return named
 
@@ -160,7 +163,7 @@ def _wish(metric: str, store: Store) -> BestOf:
     except ConfigError as error:
         raise UsageError(
             f"`best:{metric}`: {error.message}",
-            hint=f"resilient ckpt inspect best:loss:min {store.url}",
+            hint=f"resilient ckpt inspect best:loss:min {quoted(store.url)}",
         ) from error
 
 
@@ -177,7 +180,7 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
             found.append(one)
     if len(found) > 1:
         raise UsageError(
-            f"`{ref}` names {len(found)} checkpoints", hint=f"resilient ckpt ls {store.url}"
+            f"`{ref}` names {len(found)} checkpoints", hint=f"resilient ckpt ls {quoted(store.url)}"
         )
     return found[0] if found else None
 
@@ -193,7 +196,8 @@ def _by_life(store: Store, ref: str) -> CheckpointId | None:
         raise absent(store, str(head.checkpoint))
     if head.gone:
         raise NothingToResume(
-            f"`{ref}` at {store.url}: {head.gone}", hint=f"resilient ckpt reflog {store.url}"
+            f"`{ref}` at {store.url}: {head.gone}",
+            hint=f"resilient ckpt reflog {quoted(store.url)}",
         )
     return head.checkpoint
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import IntegrityError, KeyExists, KeyNotFound, UsageError
 from resilient.format.document import RECORD_BYTES_MAX, seal, unseal
 from resilient.format.names import TAGS, CheckpointId, parse_checkpoint, parse_tag, tag_key
+from resilient.showing import quoted
 from resilient.vault.access.fetch import fetch
 from resilient.vault.registry.generations import create_record
 
@@ -167,7 +168,9 @@ def remove_tag(store: Store, name: str) -> CheckpointId | None:
         StoreError: the store failed; the tag is there or gone.
     """
     if name not in list_tags(store):
-        raise UsageError(f"no tag `{name}` at {store.url}", hint=f"resilient ckpt ls {store.url}")
+        raise UsageError(
+            f"no tag `{name}` at {store.url}", hint=f"resilient ckpt ls {quoted(store.url)}"
+        )
     try:
         named = read_tag(store, name).checkpoint
     except (IntegrityError, KeyNotFound):
@@ -182,5 +185,5 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
     except KeyNotFound as error:
         raise UsageError(
             f"cannot tag {checkpoint}: it is not committed at {store.url}, or was rotated away",
-            hint=f"resilient ckpt ls {store.url}",
+            hint=f"resilient ckpt ls {quoted(store.url)}",
         ) from error

@@ -24,6 +24,7 @@ from resilient.errors import (
     StoreUnavailable,
 )
 from resilient.format.names import parse_trash, trash_name
+from resilient.showing import quoted
 from resilient.vault.registry.catalog import folders_of, prunes_in, read_in_trash, trash_of
 from resilient.vault.registry.generations import create_record
 from resilient.vault.rotation.contents import absent_of
@@ -81,7 +82,7 @@ def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
         raise StoreFull(
             f"no room left to put {checkpoint} in the trash; it stays, and nothing of it is lost",
             key=checkpoint.key(name),
-            hint=f"resilient ckpt prune {store.url} --keep-last 1 --grace 0 --dry-run",
+            hint=f"resilient ckpt prune {quoted(store.url)} --keep-last 1 --grace 0 --dry-run",
         ) from error
 
 
@@ -173,7 +174,7 @@ def _chosen(store: Store, trash: Mapping[CheckpointId, Trashed], prune: str) -> 
     if not (trash or prune):
         raise NothingToResume(
             f"nothing is in the trash of {store.url}: nothing was pruned, or its time was over",
-            hint=f"resilient ckpt ls {store.url}",
+            hint=f"resilient ckpt ls {quoted(store.url)}",
         )
     prune = prune or prunes_in(trash)[0]
     back = sorted((one for one, mark in trash.items() if mark.prune == prune), reverse=True)

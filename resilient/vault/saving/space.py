@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ResilientError, StoreFull
+from resilient.showing import quoted
 from resilient.storage.space import free_bytes
 from resilient.vault.rotation.rotate import look
 from resilient.vault.tiers.tiers import nearest
@@ -78,7 +79,7 @@ def _full(desk: Desk, checkpoint: CheckpointId, needs: int, free: int, whose: st
         f"no space left for it at {url}{whose}: it needs {needs} bytes with a margin, {free} are "
         f"free, and {_what_rotation_could_free(desk)}; nothing of it was written",
         key=checkpoint.folder,
-        hint=f"resilient ckpt prune {url} --keep-last 1 --grace 0 --dry-run",
+        hint=f"resilient ckpt prune {quoted(url)} --keep-last 1 --grace 0 --dry-run",
     )
 
 

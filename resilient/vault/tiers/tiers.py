@@ -22,6 +22,7 @@ from resilient.format.names import (
     generation_key,
     parse_checkpoint,
 )
+from resilient.showing import quoted
 from resilient.storage.filling import fill, ranges_of
 from resilient.storage.settling import settle
 from resilient.storage.space import free_bytes
@@ -321,7 +322,7 @@ def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
     return ConfigError(
         f"the near tier {tiers.near.url} holds life {number} of a run that {tiers.durable.url} "
         "does not know; each repository needs a near tier of its own, or an empty one",
-        hint=f"resilient ckpt ls {tiers.near.url}",
+        hint=f"resilient ckpt ls {quoted(tiers.near.url)}",
     )
 
 
