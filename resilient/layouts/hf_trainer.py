@@ -21,8 +21,9 @@ from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
 from resilient.layouts.documents import decimal, read_json, whole
 from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
+from resilient.layouts.pickled import Made
 from resilient.layouts.progress import ahead, read_random, required, schedule_of
-from resilient.layouts.values import Contents, Problem, Unreadable
+from resilient.layouts.values import Contents, Cure, Problem, Unreadable
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _REBUILD = "resilient ckpt repair {path}"
 _SCHEDULE = "scheduler.pt"
 _CONFIG = "config.json"
 _SCALER = "scaler.pt"
+_ARGUMENTS = "training_args.bin"
+_NO_LENGTH = (1 << 63) - 1
+"""Epochs of a run whose data have no length: ``sys.maxsize``."""
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
 KEYS = {
@@ -87,6 +91,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *odd_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers),
+        *_unplaced(folder, listing, state),
     ]
     if _UNFINISHED in listing.sizes:
         problems.insert(0, Problem(_UNFINISHED, "its save never ended", is_fatal=True))
@@ -204,6 +209,27 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     epoch, step = decimal(state.get("epoch")), whole(state.get("global_step"))
     found = {"epoch": epoch, "step": step, "batch_size_per_rank": batch, "tokens": tokens or None}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _unplaced(folder: Folder, listing: Listing, state: dict[str, Any]) -> list[Problem]:
+    """Return why the place in the data is not found again, where its loader does not find it.
+
+    A stream has no length: its batches are counted over as if it were in its first pass.
+    """
+    epoch = decimal(state.get("epoch"))
+    found = []
+    if state.get("num_train_epochs") == _NO_LENGTH and epoch is not None and epoch >= 1:
+        found.append(
+            f"its data have no length, and it is in pass {int(epoch) + 1} over them: Transformers "
+            "finds its place again in the first one alone"
+        )
+    try:
+        held = open_archive(folder, listing, _ARGUMENTS).value
+    except Unreadable:
+        held = None
+    if isinstance(held, Made) and held.get("ignore_data_skip") is True:
+        found.append("its run has `ignore_data_skip`: a resume begins the data anew")
+    return [Problem(".", one, "the place in the data", cure=Cure.UNKEPT) for one in found[:1]]
 
 
 def _versions(folder: Folder, listing: Listing, model: Half) -> dict[str, str]:

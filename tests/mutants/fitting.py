@@ -10,6 +10,13 @@ LOST = "tests/unit/layouts/test_lost_files.py"
 
 MUTANTS = [
     Mutant(
+        "a stream is found again in any pass",
+        "resilient/layouts/hf_trainer.py",
+        "and epoch >= 1:",
+        "and epoch >= 9:",
+        f"{LOST} -k stream",
+    ),
+    Mutant(
         "the traces of an engine are not looked for",
         "resilient/layouts/halves.py",
         "    if lost := _lost_engine(folder, listing):",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from foreign_folders import verdict
+from transformers import TrainingArguments
 
 from resilient.mending.planning import plan_mending
 
@@ -86,3 +89,23 @@ def test_the_random_state_of_a_rank_that_is_gone_is_told_with_its_rank(single):
     (why,) = plan_mending(str(single)).refused.values()
     assert why.startswith("ranks without a random state: 1, and they are lost")
     assert "dropout, augmentation and samplers draw other numbers" in why
+
+
+@pytest.mark.parametrize(("epoch", "answer"), [(0.9, "yes"), (1.25, "partly")])
+def test_a_stream_is_found_again_in_its_first_pass_alone(single, epoch, answer):
+    path = single / "trainer_state.json"
+    state = json.loads(path.read_text())
+    more = {"num_train_epochs": sys.maxsize, "epoch": epoch, "log_history": []}
+    path.write_text(json.dumps(state | more))
+    found = verdict(single)
+    assert found.answer == answer
+    assert found.why == (("the place in the data",) if answer == "partly" else ())
+
+
+@pytest.mark.parametrize(("is_ignored", "answer"), [(False, "yes"), (True, "partly")])
+def test_a_run_that_skips_no_data_has_no_place_in_them(single, is_ignored, answer):
+    arguments = TrainingArguments(str(single), use_cpu=True, ignore_data_skip=is_ignored)
+    torch.save(arguments, single / "training_args.bin")
+    found = verdict(single)
+    assert found.answer == answer
+    assert found.why == (("the place in the data",) if is_ignored else ())
