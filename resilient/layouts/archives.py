@@ -32,6 +32,7 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 _LEGACY_PROTO_BYTES = 2
 _LEGACY_LENGTH_BYTES = 8
 _LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_TAR, _TAR_AT = b"ustar", 257
 _NUMBERS = {
     "F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B",
 }  # fmt: skip
@@ -230,6 +231,8 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
     """Return what is in a file of torch before 1.6: magic, version and system, then the object."""
     head = folder.read(name, start, min(size_bytes, BYTES_MAX))
     at = head.find(_LEGACY_MAGIC, 0, 64)
+    if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+        raise Unreadable("a tar file, as torch before 0.1.10 wrote them: `torch.save` it anew")
     if at < _LEGACY_PROTO_BYTES:
         raise Unreadable(f"not a file of torch's: {str(error)[:120]}") from error
     stream = io.BytesIO(head)

@@ -119,7 +119,7 @@ def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "
         raise Unreadable("it is no index of a distributed checkpoint")
     slices, problems = _slices(value.get("storage_data"), listing, prefix)
     tensors = tuple(
-        _tensor(key, one, part or _part(key), slices.get(key, ()))
+        _tensor(key, one, part or part_of(key), slices.get(key, ()))
         for key, one in entries.items()
         if isinstance(key, str) and isinstance(one, Made) and _is_tensor(one)
     )
@@ -195,7 +195,8 @@ def _is_tensor(entry: Made) -> bool:
     return entry.kind.endswith(".TensorStorageMetadata")
 
 
-def _part(key: str) -> str:
+def part_of(key: str) -> str:
+    """Return which part of a training state a name is of."""
     return OPTIMIZER if key.startswith(("optim", "opt.")) or ".optim" in key else MODEL
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.agreeing import odd_count
 from resilient.layouts.documents import decimal, read_header, whole
 from resilient.layouts.groups import odd_optimizer
+from resilient.layouts.modules import is_module, tensors_of
 from resilient.layouts.progress import ahead, optimizer_of, schedule_of
 from resilient.layouts.values import (
     MODEL,
@@ -89,6 +90,9 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     problems += [
         Problem(archive.name, f"it has no {one[4:]}", one, cure=Cure.UNKEPT) for one in lacking
     ]
+    for key, _ in _modules(archive):
+        what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` stops at it"
+        problems.append(Problem(archive.name, what, cure=Cure.NEEDLESS))
     step = _first(named, _STEPS, whole)
     problems += ahead(archive.name, optimizer, step)
     is_begun = bool(step or (schedule and schedule.step))
@@ -127,10 +131,18 @@ def read_model_folder(folder: Folder, listing: Listing) -> Contents:
 def _tensors(archive: Archive) -> tuple[Tensor, ...]:
     """Return the tensors, those of optimizers told apart by where they are."""
     found = archive.tensors(MODEL)
+    for key, value in _modules(archive):
+        found += tensors_of(archive, value, f"{key}.")
     named = archive.value if isinstance(archive.value, dict) else {}
     parts = {key: _part(key, value) for key, value in named.items()}
     by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
     return tuple(replace(one, part=by_text.get(_head(one.name, by_text), MODEL)) for one in found)
+
+
+def _modules(archive: Archive) -> list[tuple[str, Any]]:
+    """Return the modules that a script put into its dictionary as they are."""
+    named = archive.value if isinstance(archive.value, dict) else {}
+    return [(str(key)[:80], one) for key, one in named.items() if is_module(one)]
 
 
 def _head(name: str, known: dict[str, str]) -> str:

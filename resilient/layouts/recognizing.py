@@ -13,7 +13,9 @@ from resilient.layouts import (
     hf_trainer,
     lightning,
     megatron,
+    modules,
     plain,
+    safe_slices,
     torchtitan,
     universal,
 )
@@ -79,6 +81,22 @@ def read_distributed(folder: Folder, listing: Listing) -> Contents:
     )
 
 
+def _read_safe_slices(folder: Folder, listing: Listing) -> Contents:
+    index = safe_slices.read_slices(folder, listing)
+    roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
+    optimizer = distributed.optimizer_at(folder, listing, index, roots[0]) if roots else None
+    return Contents(
+        "dcp-safetensors",
+        safe_slices.TITLE,
+        safe_slices.RESUME,
+        index.tensors,
+        world=index.ranks,
+        optimizer=optimizer,
+        versions={"metadata": index.version} if index.version else {},
+        problems=(*index.problems, *_lacking(index, optimizer)),
+    )
+
+
 def _lacking(index: distributed.Index, optimizer: Optimizer | None) -> list[Problem]:
     """Return what a training would want and no name in the index speaks of."""
     names = {one.name for one in index.tensors} | index.values
@@ -139,6 +157,7 @@ LAYOUTS = (
     Layout(universal.is_universal, universal.read_universal),
     Layout(_is_distributed, read_distributed),
     Layout(_is_engine, _read_engine),
+    Layout(safe_slices.is_sliced, _read_safe_slices),
     Layout(_is_model, plain.read_model_folder),
 )
 """In the order in which they are tried; a folder may have files of several."""
@@ -180,6 +199,8 @@ def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:
         archive = open_archive(folder, listing, name)
         if lightning.is_run(archive.value):
             return lightning.read_run(archive)
+        if modules.is_module(archive.value) or modules.is_program(archive):
+            return modules.read_module(archive)
         return plain.read_state(archive, "torch", plain.TORCH_TITLE)
     except Unreadable as error:
         problem = Problem(name, str(error), is_fatal=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder, Listing
 
 SAFE = ".safetensors"
-TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pth.tar", ".pt.tar")
 _INDEXES = tuple(f"{stem}{end}.index.json" for stem in STEMS for end in (SAFE, ".bin"))
 
 

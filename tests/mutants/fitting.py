@@ -1,4 +1,4 @@
-"""Defects of holding an optimizer, its schedule and the weights against each other."""
+"""Defects of holding parts of a checkpoint against each other, and of naming what is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,30 @@ FITTING = "tests/unit/layouts/test_states_and_weights.py"
 
 LOST = "tests/unit/layouts/test_lost_files.py"
 
+SAFE = "tests/unit/layouts/test_modules_and_safe_slices.py"
+
 MUTANTS = [
+    Mutant(
+        "slices of safetensors begin where their file does",
+        "resilient/layouts/safe_slices.py",
+        "Region(shape_of(offsets), one.shape)",
+        "Region(tuple(0 for _ in offsets), one.shape)",
+        f"{SAFE} -k slices",
+    ),
+    Mutant(
+        "the slices of a rank are not missed",
+        "resilient/layouts/safe_slices.py",
+        "    for number in lost:",
+        "    for number in ():",
+        f"{SAFE} -k gone",
+    ),
+    Mutant(
+        "a module inside a dictionary has no weights",
+        "resilient/layouts/plain.py",
+        "for key, one in named.items() if is_module(one)]",
+        "for key, one in named.items() if False]",
+        f"{SAFE} -k inside",
+    ),
     Mutant(
         "a stream is found again in any pass",
         "resilient/layouts/hf_trainer.py",
