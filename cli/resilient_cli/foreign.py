@@ -141,6 +141,9 @@ def _unknown(url: str, listing: Listing) -> UnknownLayout:
     hint = f"resilient ckpt inspect {quoted(newer)}" if inside else ""
     newest = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
     what = newest or "; docs/layouts.md has a list"
+    if protocol_of(url) in ("http", "https"):
+        what = "; over http one file is read, and a page of links is no listing of a folder"
+        hint = f"resilient ckpt inspect {quoted(url.rstrip('/') + '/model.safetensors')}"
     return UnknownLayout(
         f"`{url}` is no checkpoint of a tool that is known{what}",
         hint=hint or f"resilient ckpt ls {quoted(url)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 
 from resilient.errors import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 IN_PARTS = frozenset({"s3", "s3a"})
 """Protocols whose large objects go in parts."""
+_PARTIAL = 206
 _EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -44,6 +46,23 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     **dict.fromkeys(("gs", "gcs", "az", "abfs", "abfss", "http", "https", "hf"), _UNCACHED),
 }
+
+
+def knows_ranges(filesystem: Any, path: str) -> bool:
+    """Say whether a web server sends a part of a file that is asked for, and not all of it.
+
+    Its answer alone tells; what it sends is not read. fsspec takes the whole for the part.
+    """
+    return bool(sync(filesystem.loop, _is_partial, filesystem, path))
+
+
+async def _is_partial(filesystem: Any, path: str) -> bool:
+    session = await filesystem.set_session()
+    headers = {**filesystem.kwargs.get("headers", {}), "Range": "bytes=0-0"}
+    asked = {**filesystem.kwargs, "headers": headers}
+    async with session.get(filesystem.encode_url(path), **asked) as answer:
+        answer.raise_for_status()
+        return int(answer.status) == _PARTIAL
 
 
 def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str]:

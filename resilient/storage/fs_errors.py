@@ -134,7 +134,9 @@ def status_of(error: BaseException) -> int:
     """Return the HTTP status in ``error`` or its causes, or 0."""
     for one in _chain(error):
         answer = _answer(one).get("ResponseMetadata", {}).get("HTTPStatusCode")
-        for status in (answer, *(getattr(one, n, None) for n in ("status_code", "status", "code"))):
+        # Of what has a status, aiohttp warns whoever asks for its old name.
+        names = ("status_code", "status" if hasattr(one, "status") else "code")
+        for status in (answer, *(getattr(one, name, None) for name in names)):
             if isinstance(status, int) and 400 <= status < 600:  # noqa: PLR2004 - HTTP's range
                 return status
     return 0

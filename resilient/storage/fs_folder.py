@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, KeyNotFound
+from resilient.showing import quoted
 from resilient.storage.cloud_options import for_cloud
 from resilient.storage.folder import FILES_MAX, Listing
-from resilient.storage.fs_connect import connect
+from resilient.storage.fs_connect import connect, knows_ranges
 from resilient.storage.fs_errors import errors_of, is_missing, kind_of_foreign
 from resilient.storage.s3_options import for_s3fs, read_s3_options
 from resilient.storage.urls import fit_to_show, protocol_of, redacted, redacted_text
@@ -16,6 +17,8 @@ from resilient.storage.urls import fit_to_show, protocol_of, redacted, redacted_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_WHOLE_BYTES_MAX = 64 << 20
+"""What is held of a file whose server sends no parts of it."""
 _ONE_FILE_ONLY = ("http", "https")
 
 
@@ -36,6 +39,8 @@ class FsspecFolder:
         self._filesystem, root = connect(url, protocol, _given(protocol, storage_options))
         self._root = root.rstrip("/")
         self._paths: dict[str, str] = {}
+        self._sizes: Mapping[str, int] = {}
+        self._wholes: dict[str, bytes | None] = {}
 
     def list(self) -> Listing:
         """Return what is there now."""
@@ -50,10 +55,11 @@ class FsspecFolder:
         if any(info.get("size") is None for _, info in files):
             raise ConfigError(
                 f"cannot read {self.url}: its server does not tell the size of a file",
-                hint=f"curl -LO {redacted(self.url)}",
+                hint=f"curl -LO {quoted(self.url)}",
             )
         self._paths = {self._name(path): path for path, _ in files[:FILES_MAX]}
         sizes = {self._name(path): int(info["size"]) for path, info in files[:FILES_MAX]}
+        self._sizes = sizes
         is_file = [path.rstrip("/") for path, _ in files] == [self._root]
         return Listing(sizes, is_whole=len(files) <= FILES_MAX, is_file=is_file)
 
@@ -65,7 +71,30 @@ class FsspecFolder:
             return b""
         with self._errors(name):
             path = self._paths[name]
+            if self._protocol in _ONE_FILE_ONLY:
+                whole = self._whole(name, path)
+                if whole is not None:
+                    return whole[start : start + length]
             return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
+
+    def _whole(self, name: str, path: str) -> bytes | None:
+        """Return a file of a web server that sends no parts of it; None of one that does.
+
+        Raises:
+            ConfigError: it is too large to be held.
+        """
+        if name not in self._wholes:
+            if knows_ranges(self._filesystem, path):
+                self._wholes[name] = None
+            elif self._sizes[name] > _WHOLE_BYTES_MAX:
+                raise ConfigError(
+                    f"cannot read {self.url}: its server sends no parts of a file, and this one "
+                    f"has {self._sizes[name]} bytes; copy it first",
+                    hint=f"curl -LO {quoted(self.url)}",
+                )
+            else:
+                self._wholes[name] = bytes(self._filesystem.cat_file(path))
+        return self._wholes[name]
 
     def _name(self, path: str) -> str:
         if path.rstrip("/") == self._root:
@@ -84,6 +113,7 @@ class FsspecFolder:
             raise kind_of_foreign(error)(
                 f"cannot read {where}: {type(told).__name__}: {redacted_text(str(told))}",
                 key=name,
+                hint=f"curl -IL {quoted(self.url)}" if self._protocol in _ONE_FILE_ONLY else "",
             ) from fit_to_show(error)
 
 

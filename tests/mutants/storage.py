@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "what a web server sends whole is taken for the part that was asked for",
+        "resilient/storage/fs_folder.py",
+        "                if whole is not None:",
+        "                if False:",
+        "tests/cli/test_http_places.py -k sends_parts_or_not",
+    ),
+    Mutant(
+        "a store takes the whole for a part",
+        "resilient/storage/fs.py",
+        "                return data if len(data) <= length else data[start : start + length]",
+        "                return data",
+        "tests/cli/test_http_places.py -k store_takes",
+    ),
+    Mutant(
         "the content is not synced",
         "resilient/storage/local.py",
         "            self._sync(handle.sync, key)\n",
