@@ -26,12 +26,15 @@ _ANOTHER = "the optimizer is of another model"
 _Shape = tuple[int, ...]
 
 
-def unfitting(tensors: Sequence[Tensor], *, is_lenient: bool = False) -> tuple[Problem, ...]:
+def unfitting(
+    tensors: Sequence[Tensor], *, is_lenient: bool = False, is_hurt: bool = False
+) -> tuple[Problem, ...]:
     """Return what says that the optimizer belongs to other weights, or is not whole.
 
     Args:
         tensors: of the whole checkpoint.
         is_lenient: whether its tool goes on where weights are lost.
+        is_hurt: whether files are known to be broken; what they had is then not missed again.
     """
     weights = [one for one in tensors if one.part == MODEL]
     moments = [
@@ -39,12 +42,12 @@ def unfitting(tensors: Sequence[Tensor], *, is_lenient: bool = False) -> tuple[P
         for one in tensors
         if one.part == OPTIMIZER and one.name.endswith(_MOMENTS) and not one.name.startswith(_FLAT)
     ]
-    found = (
-        []
-        if not weights
-        else [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)][:1]
-    )
-    return (*found, *_halved(moments))
+    if not weights:
+        return tuple(_halved(moments))
+    found = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
+    # A file of weights that cannot be read was told already.
+    found = [one for one in found if not (is_hurt and one.loses)]
+    return (*found[:1], *_halved(moments))
 
 
 def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:

@@ -135,7 +135,9 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
         return []
     if best.replace("\\", "/").rstrip("/").rpartition("/")[2] != f"checkpoint-{step}":
         what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
-    elif not is_beside(folder.url, best, f"checkpoint-{step}"):
+    elif step != whole(state.get("global_step")) and not is_beside(
+        folder.url, best, f"checkpoint-{step}"
+    ):
         what = f"its best checkpoint `{best[:80]}` is neither there nor beside this one"
     else:
         return []

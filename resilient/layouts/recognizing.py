@@ -186,8 +186,9 @@ def _fitted(contents: Contents) -> Contents:
     files = {file for one in contents.tensors for file in one.files}
     is_sliced = any(one.endswith(distributed.SLICES) for one in files)
     is_lenient = contents.layout == "hf-trainer" and not is_sliced
+    is_hurt = any(one.is_fatal for one in contents.problems)
     odd = (
-        *unfitting(contents.tensors, is_lenient=is_lenient),
+        *unfitting(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt),
         *odd_layers(contents.tensors),
     )
     return replace(contents, problems=(*contents.problems, *odd))

@@ -132,7 +132,8 @@ def mend_best(case: Case) -> None:
         return
     name = f"checkpoint-{step}"
     is_named = best.replace("\\", "/").rstrip("/").rpartition("/")[2] == name
-    if is_named and is_beside(case.draft.url, best, name):
+    is_own = step == whole(state.get("global_step"))
+    if is_named and (is_own or is_beside(case.draft.url, best, name)):
         return
     state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
     if not is_there:

@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "a best checkpoint may be gone",
         "resilient/layouts/hf_trainer.py",
-        '    elif not is_beside(folder.url, best, f"checkpoint-{step}"):',
-        "    elif False:",
+        '    elif step != whole(state.get("global_step")) and',
+        "    elif False and",
         LOST,
     ),
     Mutant(

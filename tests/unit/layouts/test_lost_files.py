@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from foreign_folders import verdict
 from transformers import TrainingArguments
@@ -109,3 +110,20 @@ def test_a_run_that_skips_no_data_has_no_place_in_them(single, is_ignored, answe
     found = verdict(single)
     assert found.answer == answer
     assert found.why == (("the place in the data",) if is_ignored else ())
+
+
+def test_a_folder_under_another_name_is_still_its_own_best(single):
+    best_at(single, 8)
+    told = verdict(single.rename(single.with_name("checkpoint-4711")))
+    assert told.why == ("the agreement of its files",)
+
+
+def test_weights_in_a_file_that_is_broken_are_not_missed_twice(single):
+    weights = safetensors.torch.load_file(single / "model.safetensors")
+    first = dict(list(weights.items())[:3])
+    safetensors.torch.save_file(first, single / "model-00001-of-00002.safetensors")
+    mapped = {one: f"model-0000{1 + (one not in first)}-of-00002.safetensors" for one in weights}
+    index = {"metadata": {}, "weight_map": mapped}
+    (single / "model.safetensors.index.json").write_text(json.dumps(index))
+    (single / "model.safetensors").unlink()
+    assert verdict(single).why == ("model-00002-of-00002.safetensors: it is missing",)
