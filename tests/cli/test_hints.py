@@ -99,7 +99,7 @@ def helped(text: str) -> list[str]:
     """Return what a transcript says to do."""
     found = re.findall(r"^ *(?:hint|undo|fix(?: for [^:]*)?): (.*)$", text, re.MULTILINE)
     for line in text.splitlines():
-        if line.startswith("{"):
+        if line.startswith('{"'):
             found += _fields(json.loads(line))
     return found
 

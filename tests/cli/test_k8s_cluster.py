@@ -51,6 +51,7 @@ def test_a_bug_of_the_script_is_named_by_its_code(cluster, seen):
     put(cluster, holder("job", BUG), pod(0, 1, code=69), pod(1, 1, code=78), *PREEMPTED_TWICE[:2])
     assert seen("k8s-status-failed", "status", "gpt2").status == 1
     assert seen("k8s-wait-failed", "wait", "gpt2").status == 78
+    assert seen("k8s-wait-json", "wait", "gpt2", "--json").status == 78
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,12 @@ def test_where_the_run_is(name, when, run, at, call, matches):
     matches(name, call("status", folder), folder)
 
 
-def test_status_in_json_is_one_object(run, at, call):
+def test_status_in_json_is_one_object(run, at, call, matches):
     at(15)
-    said = json.loads(call("status", run(9), "--json").stdout)
+    folder = run(9)
+    outcome = call("status", folder, "--json")
+    matches("status-json", outcome, folder)
+    said = json.loads(outcome.stdout)
     assert said["schema"] == "resilient/status@1"
     assert (said["state"], said["step"], said["risk_steps"]) == ("training", 8, 3)
 

@@ -27,30 +27,14 @@ BESIDES = {"ckpt.inspect-foreign", "ckpt.repair-foreign", "ckpt.verify-foreign",
 # What differs from machine to machine, or needs one that is prepared: the `call` of these tests
 # holds whatever it is answered against the schema.
 ELSEWHERE = {
-    "ckpt.export": "test_exchanging.py",
-    "ckpt.import": "test_exchanging.py",
     "ckpt.verify-foreign": "test_inspect_foreign.py",
     "doctor": "test_doctor.py",
-    "k8s.apply": "test_k8s_applying.py",
-    "k8s.delete": "test_k8s_applying.py",
-    "k8s.diff": "test_k8s_applying.py",
-    "k8s.wait": "test_k8s_cluster.py",
-    "slurm.submit": "test_slurm.py",
-    "status": "test_report.py",
     "stop": "test_stopping.py",
     "train": "test_train.py",
     "ui": "test_ui.py",
 }
 HERE_MADE = {
-    "chaos.list": ("chaos", "list"),
-    "ckpt.sign": ("ckpt", "sign", "latest", "RUN"),
-    "ckpt.undo": ("ckpt", "undo", "--dry-run", "RUN"),
-    "ckpt.untag": ("ckpt", "untag", "release", "RUN"),
-    "completion": ("completion", "bash"),
-    "config.schema": ("config", "schema"),
     "error": ("ckpt", "ls", "RUN/none"),
-    "k8s.render": ("k8s", "render", "--image", "img", "--", "train", "--repo", "s3://b/r", "/t.py"),
-    "version": ("version",),
 }
 
 

@@ -223,6 +223,7 @@ def test_submit_makes_the_folder_for_logs_and_tells_the_number(slurm, call, tmp_
     logs = ("--logs", tmp_path / "new" / "logs")
     assert seen("slurm-submit", "slurm", "submit", *logs, *TRAIN).status == 0
     assert (tmp_path / "new" / "logs").is_dir()
+    assert seen("slurm-submit-json", "slurm", "submit", "--json", *logs, *TRAIN).status == 0
     assert (tmp_path / "given").read_text() == call("slurm", "render", *logs, *TRAIN).stdout
 
 
