@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 from kinds import KINDS, Inapplicable, Kind, Scene, missing, on, optimizer_in, rewritten
+from misfits import ENGINE_GONE, KINDS_OF_MISFITS, OPTIMIZER_GONE
 from samples import (
     ARGUMENTS,
     CONFIG,
@@ -287,6 +288,7 @@ TOGETHER: Mapping[str, list[Kind]] = {
         Kind("weights: one rank's of another step", of_step(WEIGHTS)),
         Kind("optimizer: one rank's of another step", of_step(OPTIMIZER)),
         Kind("optimizer: all ranks' of another step", optimizer_of_step),
+        OPTIMIZER_GONE,
         Kind("random state: of two ranks, one lost", numbered),
     ],
     TITAN: [
@@ -304,6 +306,7 @@ TOGETHER: Mapping[str, list[Kind]] = {
         Kind("optimizer: two ranks' exchanged", exchanged_parts),
         Kind("weights: of another step", of_step(WEIGHTS)),
         Kind("index: names an older tag", older_tag),
+        ENGINE_GONE,
         Kind("random state: of two ranks, one lost", numbered),
     ],
     ZERO3: [
@@ -314,10 +317,11 @@ TOGETHER: Mapping[str, list[Kind]] = {
         Kind("optimizer: one rank's copied from another", copied_part),
         Kind("optimizer: two ranks' exchanged", exchanged_parts),
         Kind("index: names an older tag", older_tag),
+        ENGINE_GONE,
     ],
 }
 
-GENERAL = [*KINDS, *KINDS_OF_CONTENT]
+GENERAL = [*KINDS, *KINDS_OF_CONTENT, *KINDS_OF_MISFITS]
 EVERY_KIND = [*GENERAL, *(one for kinds in TOGETHER.values() for one in kinds)]
 
 
