@@ -176,7 +176,6 @@ def prune(  # noqa: PLR0913 - the options of a command
     if not empty_trash:
         _require_policy(retention)
     asks = not (dry_run or yes)
-    _require_somebody(output, asks=asks)
     time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
     store = open_repository(place, repo)
     return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)
@@ -194,6 +193,7 @@ def _let_go(
     plan = found.plan
     if asks and (plan.doomed or found.over):
         show(pruning(store.url, found, plan, time, done=False), output)
+        _require_somebody(output)
         if not typer.confirm(_question(found), err=True):
             return ANSWER_IS_NO
     if not dry_run:
@@ -278,16 +278,17 @@ def _require_policy(retention: Retention) -> None:
         )
 
 
-def _require_somebody(output: Output, *, asks: bool) -> None:
-    """Require somebody to answer where we ask.
+def _require_somebody(output: Output) -> None:
+    """Require somebody to answer, once the plan was shown.
 
     Raises:
         UsageError: nobody is there.
     """
-    if asks and not is_somebody_there(output):
+    if not is_somebody_there(output):
         raise UsageError(
-            "prune deletes, and nobody is there to confirm it",
-            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
+            "prune deletes, and nobody is there to confirm it; nothing was deleted: `--yes` does "
+            "what is shown",
+            hint="resilient ckpt prune REPO --keep-last 3 --yes",
         )
 
 
