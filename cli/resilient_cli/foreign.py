@@ -39,6 +39,7 @@ class Looked:
         verdict: whether training can go on from it.
         listing: its files.
         sibling: another one of the same run that training can go on from, where it was looked for.
+        read_bytes: what was read to prove it; None where only headers were looked at.
     """
 
     url: str
@@ -46,6 +47,7 @@ class Looked:
     verdict: Verdict
     listing: Listing
     sibling: str = ""
+    read_bytes: int | None = None
 
 
 def is_foreign(url: str) -> bool:
@@ -97,11 +99,14 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
     if found is None:
         return None
     folder, listing, contents = found
+    read_bytes = None
     if is_read:
         from resilient.comparison.proving import prove  # it needs numpy, which listing does not
 
         with Progress("reading") as told:
-            proofs = prove(ToldFolder(folder, told, sum(listing.sizes.values())), listing, contents)
+            counted = ToldFolder(folder, told, sum(listing.sizes.values()))
+            proofs = prove(counted, listing, contents)
+        read_bytes = counted.seen_bytes
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = judge(contents, folder.url)
     is_helpless = verdict.answer == "no" and not verdict.command
@@ -112,7 +117,7 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
     if verdict.answer == "no" and not verdict.command:
         # It says what can be mended, and of the rest what is whole.
         verdict = replace(verdict, command=f"resilient ckpt repair {quoted(folder.url)}")
-    return Looked(folder.url, contents, verdict, listing, sibling)
+    return Looked(folder.url, contents, verdict, listing, sibling, read_bytes)
 
 
 def opened(url: str) -> tuple[Folder, Listing, Contents] | None:

@@ -53,7 +53,14 @@ class ToldFolder:
 
     def __init__(self, inner: Folder, told: Told, of_bytes: int = 0) -> None:
         self.url = inner.url
-        self._inner, self._told, self._done, self._of_bytes = inner, told, 0, of_bytes
+        self._inner, self._told, self._of_bytes = inner, told, of_bytes
+        self._done = 0
+        self._seen: dict[str, list[tuple[int, int]]] = {}
+
+    @property
+    def seen_bytes(self) -> int:
+        """How many bytes were read, each counted once."""
+        return sum(end - start for spans in self._seen.values() for start, end in spans)
 
     def list(self) -> Listing:
         """Return what is there now."""
@@ -66,4 +73,13 @@ class ToldFolder:
         data = self._inner.read(name, start, length)
         self._done += len(data)
         self._told(self._done, max(self._done, self._of_bytes))
+        self._seen[name] = _joined(self._seen.get(name, []), start, start + len(data))
         return data
+
+
+def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return spans with one more, those that meet it joined with it."""
+    apart = [one for one in spans if one[1] < start or one[0] > end]
+    met = [one for one in spans if one[1] >= start and one[0] <= end]
+    met.append((start, end))
+    return [*apart, (min(one[0] for one in met), max(one[1] for one in met))]

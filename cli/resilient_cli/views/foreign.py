@@ -61,7 +61,14 @@ def looked_at(looked: Looked, *, with_tensors: bool) -> Answer:
 def proved(looked: Looked) -> Answer:
     """Return the answer of ``ckpt verify`` about a foreign checkpoint."""
     found = looked_at(looked, with_tensors=False)
-    return replace(found, command="ckpt.verify-foreign")
+    size_bytes = sum(looked.listing.sizes.values())
+    read = f"Read {human_size(looked.read_bytes or 0)} of {human_size(size_bytes)}."
+    return replace(
+        found,
+        command="ckpt.verify-foreign",
+        document={**found.document, "read_bytes": looked.read_bytes},
+        blocks=(*found.blocks[:-1], read, found.blocks[-1]),
+    )
 
 
 def _document(looked: Looked) -> dict[str, Any]:
