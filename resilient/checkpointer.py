@@ -37,6 +37,7 @@ from resilient.vault.reading.read import Proved, read_wanted
 from resilient.vault.registry import catalog
 from resilient.vault.reuse.refer import Base, base_of
 from resilient.vault.saving.describe import About, describe
+from resilient.vault.saving.handed import Handed
 from resilient.vault.saving.persist import Job
 from resilient.world.agreement import Failure, agree, attempt
 
@@ -69,7 +70,7 @@ class Checkpointer:
         self._life: Generation | None = None
         self._saves = 0
         self._has_saved = False
-        self._handed: set[CheckpointId] = set()
+        self._handed = Handed()
         self._pending: CheckpointId | None = None
         self._bases: tuple[Base, ...] = ()
         self._loads = 0
@@ -193,14 +194,15 @@ class Checkpointer:
 
         Raises:
             SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
-            ConfigError: no step, one that this life has saved or tried to, or ``resume`` is due.
+            ConfigError: no step, one that this life has saved or tried to or is beyond, or
+                ``resume`` is due.
             UnsavableState: a value that only pickle could save.
             Fenced: a newer life began.
         """
         life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
         self.wait()
         with self._stall.running():
-            checkpoint = self._claim_step(CheckpointId(life.number, whole_step(step)))
+            checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
             about = about.closing(checkpoint, life)
@@ -236,15 +238,6 @@ class Checkpointer:
                 hint="call resume() first; if it failed, make model and optimizer anew",
             )
         return self._life
-
-    def _claim_step(self, checkpoint: CheckpointId) -> CheckpointId:
-        if checkpoint in self._handed:
-            raise ConfigError(
-                f"step {checkpoint.step} is saved already as {checkpoint}, or that save failed and "
-                "may be committed all the same; a step is saved once in a life",
-                hint="count the step up before you save again, or leave this save out",
-            )
-        return checkpoint
 
     def _hand_over(self, job: Job, spoiled: Failure | None = None) -> None:
         with handing_over():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from resilient import events
@@ -23,12 +22,17 @@ from resilient.checkpointer import About
 from resilient.clock import SystemClock
 from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
-from resilient.format.names import whole_step
-from resilient.opening import mapping_of, open_checkpointer, split_options
+from resilient.format.names import CheckpointId, whole_step
+from resilient.opening import (
+    events_file,
+    keeper_of,
+    mapping_of,
+    open_checkpointer,
+    split_options,
+)
 from resilient.state.numbers import plain_metrics
-from resilient.state.things import Things, gather_things
-from resilient.vault.facts import PartsStartedFresh
-from resilient.vault.keeper.guest import KeeperAddress
+from resilient.state.things import Things, gather_things, thing_in
+from resilient.vault.facts import PartsLeftOut, PartsStartedFresh
 from resilient.world.beat import LoopBeat
 from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from resilient import checkpointer
-    from resilient.format.names import CheckpointId
     from resilient.world.gang import Gang
 
 
@@ -59,7 +62,8 @@ class Checkpointer:
         rng: save Python's, NumPy's and torch's random state too.
         overlap: copy what only the optimizers change beside the next step; they wait for it
             before their own. Change parameters in no other way between a save and the step
-            after it: a save that catches you at it fails.
+            after it: a save that catches you at it fails. torch does not tell of changes through
+            ``.data``, as some clip weights: without overlap they may come at any time.
         things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
             their parameters, anything with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values; dicts and lists are given back in place,
@@ -181,6 +185,8 @@ class Checkpointer:
         self.resumed = found.checkpoint
         if found.absent:
             told(PartsStartedFresh(found.absent))
+        if left := self._things.left_out(found.parts):
+            told(PartsLeftOut(found.checkpoint.folder, left))
         return found.step
 
     def save(
@@ -231,8 +237,20 @@ class Checkpointer:
             IntegrityError: it is damaged.
             IncompatibleCheckpoint: it holds no such thing, or another shape.
             SaveFailed: the save in flight failed; nothing was loaded.
+            ConfigError: there is no such thing here, or that names no checkpoint.
         """
-        self._begun("load()").load_part(checkpoint, name, self._things.parts[name])
+        spine = self._begun("load()")
+        if name not in self._things.parts:
+            raise ConfigError(
+                f"`{name}` is no thing of this checkpointer: {', '.join(self._things.parts)}"
+            )
+        if not isinstance(checkpoint, CheckpointId):
+            raise ConfigError(
+                f"load() takes what save() returned, not {checkpoint!r}",
+                hint="resilient ckpt ls REPOSITORY shows what there is; "
+                "resilient.format.names.CheckpointId(generation, step) names one",
+            )
+        spine.load_part(checkpoint, name, self._things.parts[name])
 
     def wait(self) -> None:
         """Wait until the save in flight is durable.
@@ -271,7 +289,7 @@ class Checkpointer:
     def _optimizers(self) -> list[Optimizer]:
         from torch.optim import Optimizer
 
-        return [one for one in self._given.values() if isinstance(one, Optimizer)]
+        return [one for one in map(thing_in, self._given.values()) if isinstance(one, Optimizer)]
 
     def _begun(self, what: str) -> checkpointer.Checkpointer:
         if self._spine is None:
@@ -311,7 +329,7 @@ class Checkpointer:
             gang.world,
             gang.board,
             scope=self._topic,
-            keeper=_keeper(gang),
+            keeper=keeper_of(gang),
             storage_options=reach,
             single_writer=alone,
             require_signature=signed,
@@ -325,21 +343,7 @@ class Checkpointer:
             return given
         shown = events.Level.INFO if gang.world.is_coordinator else events.Level.WARNING
         sinks = [events.console(shown)]
-        file = _events_file(gang)
+        file = events_file(gang)
         if file:
             sinks.append(events.json_lines(file))
         return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
-
-
-def _events_file(gang: Gang) -> Path | None:
-    """Return where this rank's events go, if the launcher says so."""
-    folder = gang.launch.events
-    return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
-
-
-def _keeper(gang: Gang) -> KeeperAddress | None:
-    """Return where this host's keeper is, if the launcher has started one."""
-    launch = gang.launch
-    if not launch.keeper:
-        return None
-    return KeeperAddress(launch.keeper, launch.host, events=str(_events_file(gang) or ""))

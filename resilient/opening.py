@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -17,6 +19,7 @@ from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.choosing import persister_for
+from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.saving.near import with_near_tier
@@ -27,8 +30,8 @@ from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
 if TYPE_CHECKING:
-    from resilient.vault.keeper.guest import KeeperAddress
     from resilient.world.board import Board
+    from resilient.world.gang import Gang
 
 
 def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
@@ -132,8 +135,26 @@ _MEANT = {
     **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
     **{one.name: "retention" for one in fields(Retention) if one.name not in _OPTIONS},
     # What others call it.
-    **dict.fromkeys(("keep_n", "max_to_keep", "save_top_k", "total_limit"), "keep_last"),
+    **dict.fromkeys(
+        ("keep_n", "max_checkpoints", "max_to_keep", "save_top_k", "total_limit"), "keep_last"
+    ),
+    # What the trainer calls it.
+    **dict.fromkeys(("durable_every", "durable_every_seconds", "near_total_limit"), "tiering"),
+    "near_repo": "near_url",
+    "save_overlap": "overlap",
+    "save_parity": "parity",
+    "save_retention": "retention",
+    "save_within_seconds": "within_seconds",
 }
+# What has its place elsewhere.
+_ELSEWHERE = {
+    "host_bytes_max": "it bounds the memory of a keeper: resilient train --host-bytes-max",
+    "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to train on",
+}
+_SECRET = re.compile(
+    r"secret|passw|credential|token$|(^|_)(api|access|account|signing|hmac|private)_?key",
+    re.IGNORECASE,
+)
 _ALIKE_MIN = 0.8
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, Retention, Tiering)
 
@@ -146,7 +167,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
     Raises:
         ConfigError: a name is taken, a limit is given twice or is none, or a plain value has a
-            name so close to an option's that it was meant to be one.
+            name so close to an option's that it was meant to be one, or a secret's.
     """
     taken = sorted(FOUND_BY_THE_LOOP & set(given))
     if taken:
@@ -182,16 +203,29 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
 
 
 def _refuse_slip(name: str, thing: Any) -> None:
-    """Raise if a plain value has a name as an option that somebody misspelt."""
+    """Raise if a plain value has a name as an option that somebody misspelt, or as a secret."""
     if thing is not None and not isinstance(thing, _PLAIN):
         return
+    anyway = (
+        f"to save it under that name all the same, give {name}=Part(value), with resilient.Part"
+    )
+    if isinstance(thing, str | bytes) and _SECRET.search(name):
+        raise ConfigError(
+            f"`{name}` would be saved as a thing, in plain text for all who read checkpoints",
+            hint="credentials go into storage_options or RESILIENT_STORAGE_OPTIONS, and a key that "
+            f"signs into RESILIENT_SIGNING_KEY; {anyway}",
+        )
+    if name in _ELSEWHERE:
+        raise ConfigError(
+            f"`{name}` is no option here, and would be saved as a thing: {_ELSEWHERE[name]}",
+            hint=anyway,
+        )
     close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
     if close:
         raise ConfigError(
             f"`{name}` is no option, and would be saved as a thing: did you mean "
             f"`{_MEANT[close[0]]}`?",
-            hint=f"to save it under that name all the same, give {name}=Part(value), with "
-            "resilient.Part",
+            hint=anyway,
         )
 
 
@@ -225,3 +259,17 @@ def _require_common(url: str, world: World, board: Board | None) -> None:
             "their own",
             hint="use a folder or a bucket that all ranks reach",
         )
+
+
+def events_file(gang: Gang) -> Path | None:
+    """Return where this rank's events go, if the launcher says so."""
+    folder = gang.launch.events
+    return Path(folder).absolute() / f"rank-{gang.world.rank}.jsonl" if folder else None
+
+
+def keeper_of(gang: Gang) -> KeeperAddress | None:
+    """Return where this host's keeper is, if the launcher has started one."""
+    launch = gang.launch
+    if not launch.keeper:
+        return None
+    return KeeperAddress(launch.keeper, launch.host, events=str(events_file(gang) or ""))

@@ -6,6 +6,7 @@ that the model itself has, and optimizer state under the names of its parameters
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,9 +23,11 @@ from resilient.state.rng import RandomState
 from resilient.state.tree import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 RNG = "rng_state"
+# How a rank's own part is called in a checkpoint, see resilient.format.names.rank_part.
+_WITHOUT_RANK = re.compile(r"_\d+$")
 
 
 @dataclass(slots=True)
@@ -137,6 +140,13 @@ class Things:
             for buffer in replica.module.buffers():
                 dist.broadcast(buffer, group=group, group_src=0)
 
+    def left_out(self, held: Iterable[str]) -> tuple[str, ...]:
+        """Return what a checkpoint holds, as it is called there, and is of nothing here."""
+        own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
+        own |= {f"{name}_buffers" for name in self.parts}
+        left = (one for one in held if one not in self.parts)
+        return tuple(sorted(one for one in left if _WITHOUT_RANK.sub("", one) not in own))
+
 
 def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things:
     """Return parts for everything that a user named.
@@ -152,7 +162,8 @@ def gather_things(things: Mapping[str, Any], ranks: int, *, rng: bool) -> Things
             name is taken, or the ranks train each by itself.
     """
     _require_together(things, ranks)
-    models = {name: one for name, one in things.items() if isinstance(one, nn.Module)}
+    inside = {name: thing_in(one) for name, one in things.items()}
+    models = {name: one for name, one in inside.items() if isinstance(one, nn.Module)}
     parts: dict[str, Part] = {}
     for name, thing in things.items():
         parts[name] = _part(name, thing, models)
@@ -188,10 +199,20 @@ def _require_together(things: Mapping[str, Any], ranks: int) -> None:
         )
 
 
+def thing_in(thing: Any) -> Any:
+    """Return what a Part was made of; anything else is that itself."""
+    return thing.stateful if isinstance(thing, Part) else thing
+
+
+def _is_looked_through(thing: Any) -> bool:
+    """Say whether something else than a thing's own ``state_dict`` is saved."""
+    return isinstance(thing, nn.Module | Optimizer) or _is_a(thing, "DeepSpeedOptimizer")
+
+
 def _part(name: str, thing: Any, models: Mapping[str, nn.Module]) -> Part:
     if isinstance(thing, Part):
         inner: Any = thing.stateful
-        if not hasattr(inner, "state_dict"):
+        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):
             inner = _part(name, inner, models).stateful
         return replace(thing, stateful=inner)
     if isinstance(thing, nn.Module):

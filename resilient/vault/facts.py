@@ -91,6 +91,22 @@ class PartsStartedFresh(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PartsLeftOut(Event):
+    """The checkpoint that was resumed holds parts that nothing here takes."""
+
+    level: ClassVar[Level] = Level.WARNING
+    checkpoint: str
+    parts: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the parts, and say what keeps them."""
+        return (
+            f"{self.checkpoint} holds what was not given and will not be saved again: "
+            f"{', '.join(self.parts)}; `resilient ckpt tag` keeps it from being rotated away"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CopyFailed(Event):
     """The second copy of a manifest could not be put; the checkpoint is committed all the same."""
 

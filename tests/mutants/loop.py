@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 LOOP = "tests/unit/test_loop.py"
 CLIPPING = "tests/unit/train/test_clipping.py"
 BAR = "tests/unit/train/test_progress_bar.py"
+MISUSE = "tests/unit/test_loop_misuse.py"
 OPTIONS = "tests/unit/test_options.py"
 LAYOUTS = "tests/process/test_loop_killed.py -k layout"
 LEFT_OPEN = "tests/process/test_left_open.py"
@@ -134,9 +135,37 @@ MUTANTS = [
     Mutant(
         "a part of a plain value has no state",
         "resilient/state/things.py",
-        '        if not hasattr(inner, "state_dict"):\n',
-        "        if False:\n",
+        '        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):\n',
+        "        if _is_looked_through(inner):\n",
         f"{OPTIONS} -k any_name",
+    ),
+    Mutant(
+        "an optimizer in a part is known by numbers",
+        "resilient/state/things.py",
+        '        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):\n',
+        '        if not hasattr(inner, "state_dict"):\n',
+        f"{MISUSE} -k follow_names",
+    ),
+    Mutant(
+        "an optimizer in a part does not wait",
+        "resilient/loop.py",
+        "for one in map(thing_in, self._given.values()) if",
+        "for one in self._given.values() if",
+        f"{MISUSE} -k waits_for",
+    ),
+    Mutant(
+        "a lower step is saved for nobody",
+        "resilient/vault/saving/handed.py",
+        "        if checkpoint < newest:\n",
+        "        if False:\n",
+        f"{MISUSE} -k lower_step",
+    ),
+    Mutant(
+        "a secret is saved as a thing",
+        "resilient/opening.py",
+        "isinstance(thing, str | bytes) and _SECRET.search(name)",
+        "isinstance(thing, bytes) and _SECRET.search(name)",
+        f"{MISUSE} -k a_secret",
     ),
     Mutant(
         "whatever is given as retention is taken for one",

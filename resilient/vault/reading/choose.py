@@ -54,6 +54,7 @@ class Resumed:
         world_size: how many ranks saved it.
         absent: parts that were asked for and that it does not hold.
         data: what it says of its place in the data.
+        parts: everything that it holds, as it is called there.
     """
 
     checkpoint: CheckpointId
@@ -62,12 +63,16 @@ class Resumed:
     world_size: int
     absent: tuple[str, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
 
     @staticmethod
     def of(manifest: Manifest, absent: tuple[str, ...]) -> Resumed:
         """Return what a life goes on from that loaded the checkpoint of ``manifest``."""
         checkpoint, size = manifest.checkpoint, int(manifest.world["size"])
-        return Resumed(checkpoint, checkpoint.step, manifest.config, size, absent, manifest.data)
+        held = tuple(entry.name for entry in manifest.parts)
+        return Resumed(
+            checkpoint, checkpoint.step, manifest.config, size, absent, manifest.data, held
+        )
 
 
 def choose(store: Store, comms: Comms, ref: str, wanted: Wanted, within_seconds: float) -> Choice:
