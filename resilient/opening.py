@@ -49,6 +49,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     repair_on_restore: bool = True,
     save_unchanged: str = "refer",
     pace_seconds_max: float = 60.0,
+    host_bytes_max: int | None = None,
     keeper: KeeperAddress | None = None,
     near_url: str = "",
     tiering: Tiering | None = None,
@@ -82,6 +83,9 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             thread or a keeper, rests while training uses all cores; never more than half of the
             time between two saves, and no rest at all for whoever waits. 0 for saves that never
             rest.
+        host_bytes_max: how much memory of this process a save may take where no keeper does it;
+            what parity computes comes on top. State that is larger is streamed to the store,
+            while training waits. A keeper has ``resilient train --host-bytes-max``.
         keeper: where this host's keeper is, as the launcher says; all ranks have one or none.
         near_url: a second repository that takes every save and is read first, mostly a folder on
             a local disk; ``url`` then gets only some of them and decides who may write. All ranks
@@ -118,11 +122,11 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         signing=signing,
     )
     if not near_url:
-        return Checkpointer(desk, persister_for(keeper, url, options))
+        return Checkpointer(desk, persister_for(keeper, url, options, host_bytes_max))
     desk = with_near_tier(desk, open_store(near_url), tiering or Tiering())
     if keeper is not None:
         keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
-    return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options)))
+    return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options, host_bytes_max)))
 
 
 FOUND_BY_THE_LOOP = frozenset({"url", "world", "board", "scope", "keeper"})
@@ -148,7 +152,6 @@ _MEANT = {
 }
 # What has its place elsewhere.
 _ELSEWHERE = {
-    "host_bytes_max": "it bounds the memory of a keeper: resilient train --host-bytes-max",
     "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to train on",
 }
 _SECRET = re.compile(

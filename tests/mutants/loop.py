@@ -147,6 +147,13 @@ MUTANTS = [
         f"{MISUSE} -k follow_names",
     ),
     Mutant(
+        "without a keeper files are streamed all at once",
+        "resilient/vault/saving/bound.py",
+        "self._lent_bytes + size_bytes <= self._bytes_max",
+        "True",
+        "tests/unit/test_loop_memory.py",
+    ),
+    Mutant(
         "an optimizer in a part does not wait",
         "resilient/loop.py",
         "for one in map(thing_in, self._given.values()) if",

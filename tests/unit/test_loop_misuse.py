@@ -131,7 +131,7 @@ def test_names_that_are_no_secrets_are_left_alone(tmp_path, name):
         ("durable_every", 5, "`tiering`"),
         ("save_overlap", True, "`overlap`"),
         ("max_checkpoints", 2, "`keep_last`"),
-        ("host_bytes_max", 1 << 20, "--host-bytes-max"),
+        ("host_bytes", 1 << 20, "`host_bytes_max`"),
         ("on_save_failure", "continue", "SaveFailed"),
     ],
 )
@@ -145,8 +145,8 @@ def test_loading_says_what_it_takes(tmp_path):
     with Checkpointer(tmp_path, value={"n": 1}) as one:
         one.resume()
         saved = one.save(1)
-        with pytest.raises(ConfigError, match="`valeu` is no thing") as wrong:
-            one.load(saved, "valeu")
+        with pytest.raises(ConfigError, match="`other` is no thing") as wrong:
+            one.load(saved, "other")
         assert "value" in str(wrong.value)
         with pytest.raises(ConfigError, match="what save"):
             one.load("best:loss:min", "value")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.saving.bound import Bound
 from resilient.vault.saving.persister import ThreadPersister
 
 if TYPE_CHECKING:
@@ -16,10 +17,23 @@ if TYPE_CHECKING:
 
 
 def persister_for(
-    keeper: KeeperAddress | None, url: str, storage_options: Mapping[str, Any]
+    keeper: KeeperAddress | None,
+    url: str,
+    storage_options: Mapping[str, Any],
+    host_bytes_max: int | None = None,
 ) -> Persister:
-    """Return who persists jobs for ``url``: the keeper if there is one, else a thread."""
-    thread = ThreadPersister()
+    """Return who persists jobs for ``url``: the keeper if there is one, else a thread.
+
+    Args:
+        keeper: where it is; it has a bound of its own.
+        url: of the repository.
+        storage_options: the way there.
+        host_bytes_max: how much memory the thread may take.
+
+    Raises:
+        ConfigError: that is no number of bytes.
+    """
+    thread = ThreadPersister(Bound(host_bytes_max))
     if keeper is None:
         return thread
     address = replace(keeper, url=url, storage_options=storage_options)

@@ -115,9 +115,13 @@ class KeeperPersister:
         return self._fallback.buffer(name, size_bytes)
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Say whether this rank's share of the keeper's memory is smaller than these files."""
+        """Say whether this rank's share of the keeper's memory is smaller than these files.
+
+        Raises:
+            ConfigError: without a keeper, if this process may not even hold one of them.
+        """
         if self._talk is None or self._why_not:
-            return False
+            return self._fallback.streams(sizes)
         has_room = attempt(lambda: self._leased.has_room(sizes))
         return has_room is False
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from resilient.storage.memory import PrivateBuffers
 from resilient.vault.pace import Pacing
+from resilient.vault.saving.bound import Bound
 from resilient.vault.saving.persist import Memory, persist
 
 if TYPE_CHECKING:
@@ -71,9 +73,14 @@ class Persister(Protocol):
 
 
 class ThreadPersister:
-    """A thread of this process: a job in flight dies with it, and training's cores are its own."""
+    """A thread of this process: a job in flight dies with it, and training's cores are its own.
 
-    def __init__(self) -> None:
+    Args:
+        bound: how much memory of this process a save may take; as much as there is by default.
+    """
+
+    def __init__(self, bound: Bound | None = None) -> None:
+        self._bound = bound or Bound()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
         # What a keeper that is gone still owed, nobody here knows; to mark again costs one file.
@@ -95,9 +102,15 @@ class ThreadPersister:
         return self._memory.get(name, size_bytes)
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
-        """Say no: nobody bounds this process's memory."""
-        del sizes
-        return False
+        """Say whether files of these names and lengths are more than this process may hold.
+
+        Raises:
+            ConfigError: one of them alone is.
+        """
+        is_exceeded = self._bound.is_exceeded_by(sizes)
+        if is_exceeded:
+            self._memory = PrivateBuffers()
+        return is_exceeded
 
     def submit(self, desk: Desk, job: Job) -> None:
         """Start to persist the job, at a pace that leaves training its cores.
@@ -105,6 +118,7 @@ class ThreadPersister:
         With files that are streamed training waits, so it comes to its end here.
         """
         seconds_max = desk.limits.rested_seconds_max
+        job = replace(job, streamed=tuple(map(self._bound.of, job.streamed)))
         pace = self._pace = self._pacing.begin(job.size_bytes, job.began_seconds, seconds_max)
         self._in_flight = self._thread.submit(self._persist, desk, job, pace)
         if job.streamed:
