@@ -30,10 +30,12 @@ from resilient.state.rng import RandomState
 from resilient.world.launch import read_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import torch
     from accelerate import Accelerator
+
+    from resilient.format.names import CheckpointId
 
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -103,13 +105,45 @@ class AcceleratorCheckpointer(Checkpointer):
         self._held.restore()
         return step
 
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        keep: Collection[CheckpointId] = (),
+    ) -> CheckpointId:
+        """Save as :meth:`resilient.loop.Checkpointer.save`, between optimizer steps.
+
+        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does
+        not exist and older ones are untouched.
+
+        Raises:
+            ConfigError: also in the middle of an accumulation: its gradients would be lost.
+        """
+        if not self._accelerator.sync_gradients:
+            raise ConfigError(
+                f"step {step} would be saved in the middle of an accumulation, without the "
+                "gradients that were added up; nothing was saved, older checkpoints are intact",
+                hint="save where accelerator.sync_gradients is true: `if "
+                "accelerator.sync_gradients: checkpointer.save(step)`",
+            )
+        return super().save(step, metrics=metrics, keep=keep)
+
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield what is left of this epoch; after a resume, what was trained on is skipped.
 
         Args:
             loader: what ``accelerator.prepare`` returned; map-style, shuffled or not.
+
+        Raises:
+            ConfigError: the loader has no length, as of an IterableDataset without one.
         """
         skipped = self._taken
+        if not _has_length(loader):
+            raise ConfigError(
+                "the loader has no length, so the place in its data cannot be found again",
+                hint="give its dataset a __len__, or make it map-style",
+            )
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
         if skipped < len(loader):
@@ -129,6 +163,14 @@ class AcceleratorCheckpointer(Checkpointer):
     def _put_place(self, state: Mapping[str, Any]) -> None:
         self.epoch, self._taken = state["epoch"], state["batches"]
         self._accelerator.step = state["step"]
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
 
 
 class Order:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from resilient.world.beat import LoopBeat
 
 _STOOD_IN_FOR = (
+    "train",
     "_init_training_state",
     "_prepare_for_training",
     "_run_epoch",
@@ -80,6 +81,11 @@ class ResilientCallback(TrainerCallback):
         self._theirs = {name: getattr(trainer, name) for name in _STOOD_IN_FOR}
         for name in _STOOD_IN_FOR:
             setattr(trainer, name, getattr(self, name.removeprefix("_")))
+
+    def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
+        """Train; True, as usual scripts say, is what is done anyway: go on from the repository."""
+        wanted = None if resume_from_checkpoint is True else resume_from_checkpoint
+        return self._theirs["train"](wanted, *rest, **more)
 
     def init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
