@@ -33,6 +33,7 @@ from resilient.vault.begin import begin
 from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.meeting import meet
 from resilient.vault.reading.choose import Choice, Resumed, choose
+from resilient.vault.reading.naming import named_by
 from resilient.vault.reading.read import Proved, read_wanted
 from resilient.vault.registry import catalog
 from resilient.vault.reuse.refer import Base, base_of
@@ -281,8 +282,8 @@ class Checkpointer:
         if in_every_tier:
             self._desk.finish()
 
-    def load_part(self, checkpoint: CheckpointId, name: str, part: Part) -> None:
-        """Load one part from a committed checkpoint, for example the best model.
+    def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
+        """Load one part from a committed checkpoint, for example of ``best:loss``.
 
         All ranks load it or none: what one of them cannot read is raised on all.
 
@@ -290,6 +291,7 @@ class Checkpointer:
         Crash: only this process's memory changed.
 
         Raises:
+            NothingToResume: a reference names no checkpoint.
             KeyNotFound: the checkpoint was rotated away.
             IntegrityError: it is damaged.
             IncompatibleCheckpoint: it holds no such part, or another shape.
@@ -298,6 +300,8 @@ class Checkpointer:
         self.wait()
         self._loads += 1
         topic, rank = f"load/{self._loads}", self._desk.world.rank
+        if isinstance(checkpoint, str):
+            checkpoint = named_by(self._desk, f"{topic}/name", checkpoint)
         stored, landing = stored_name(name, part, rank), Landing({name: part})
 
         def prove() -> Proved:

@@ -226,8 +226,8 @@ class Checkpointer:
             things.align()
             return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
-    def load(self, checkpoint: CheckpointId, name: str) -> None:
-        """Load one thing from a committed checkpoint, for example the best model.
+    def load(self, checkpoint: CheckpointId | str, name: str) -> None:
+        """Load one thing from what ``save`` returned, or a reference such as ``best:loss`` names.
 
         Collective: every rank, same checkpoint and name.
         Crash: only this process's memory changed.
@@ -237,19 +237,16 @@ class Checkpointer:
             IntegrityError: it is damaged.
             IncompatibleCheckpoint: it holds no such thing, or another shape.
             SaveFailed: the save in flight failed; nothing was loaded.
-            ConfigError: there is no such thing here, or that names no checkpoint.
+            NothingToResume: the reference names no checkpoint.
+            ConfigError: there is no such thing here.
         """
         spine = self._begun("load()")
         if name not in self._things.parts:
             raise ConfigError(
                 f"`{name}` is no thing of this checkpointer: {', '.join(self._things.parts)}"
             )
-        if not isinstance(checkpoint, CheckpointId):
-            raise ConfigError(
-                f"load() takes what save() returned, not {checkpoint!r}",
-                hint="resilient ckpt ls REPOSITORY shows what there is; "
-                "resilient.format.names.CheckpointId(generation, step) names one",
-            )
+        if not isinstance(checkpoint, CheckpointId | str):
+            raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
         spine.load_part(checkpoint, name, self._things.parts[name])
 
     def wait(self) -> None:

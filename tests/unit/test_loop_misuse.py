@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Checkpointer, Part
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, NothingToResume
 from resilient.events import Emitter
 from resilient.vault.facts import PartsLeftOut
 
@@ -141,12 +141,20 @@ def test_an_option_of_the_trainer_is_not_saved_as_a_thing(tmp_path, name, value,
     assert meant in str(refused.value)
 
 
-def test_loading_says_what_it_takes(tmp_path):
-    with Checkpointer(tmp_path, value={"n": 1}) as one:
+def test_a_thing_is_loaded_by_any_reference(tmp_path):
+    value = {"n": 0}
+    with Checkpointer(tmp_path, value=value) as one:
         one.resume()
-        saved = one.save(1)
-        with pytest.raises(ConfigError, match="`other` is no thing") as wrong:
+        for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
+            value["n"] = step
+            saved = one.save(step, metrics={"loss": loss})
+        for ref, wanted in (("best:loss", 2), ("step:1", 1), ("latest", 3), (saved, 3)):
+            one.load(ref, "value")
+            assert value == {"n": wanted}
+        with pytest.raises(ConfigError, match=r"`other` is no thing.*: value"):
             one.load(saved, "other")
-        assert "value" in str(wrong.value)
-        with pytest.raises(ConfigError, match="what save"):
-            one.load("best:loss:min", "value")
+        with pytest.raises(ConfigError, match="not 3"):
+            one.load(3, "value")
+        with pytest.raises(NothingToResume, match="step:7"):
+            one.load("step:7", "value")
+        assert value == {"n": 3}

@@ -1,0 +1,55 @@
+"""Ranks that load one thing by a reference take the same checkpoint, or none does."""
+
+from __future__ import annotations
+
+import pytest
+from manifests import Values
+
+from resilient.checkpointer import About, Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import NothingToResume
+from resilient.events import Emitter
+from resilient.state.capture import Part
+from resilient.testing.gang import run_gang
+from resilient.testing.memory import MemoryStore
+from resilient.vault.desk import Desk, Limits
+from resilient.vault.reading import naming
+from resilient.world.comms import Comms
+
+
+def by_reference(world, board, store, ref):
+    """Save three steps, load a part by a reference, and return its step."""
+    comms = Comms(board.another(), world, "life")
+    desk = Desk(store, comms, Limits(), SystemClock(), Emitter(SystemClock(), ()))
+    one = Checkpointer(desk)
+    try:
+        value = Values(step=0)
+        one.resume({"model": Part(value)})
+        for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
+            value.state["step"] = step
+            one.save(step, {"model": Part(value)}, About(metrics={"loss": loss}))
+        one.load_part(ref, "model", Part(value))
+        return value.state["step"]
+    finally:
+        one.close()
+
+
+def test_all_take_what_the_first_of_them_finds(monkeypatch):
+    asked = []
+    resolve = naming.resolve
+    monkeypatch.setattr(naming, "resolve", lambda *it: asked.append(it) or resolve(*it))
+    store = MemoryStore()
+    assert run_gang(2, lambda *it: by_reference(*it, store, "best:loss")) == [2, 2]
+    assert len(asked) == 1
+
+
+def test_what_names_nothing_is_raised_on_all():
+    store, raised = MemoryStore(), []
+
+    def rank_main(world, board):
+        with pytest.raises(NothingToResume, match="step:9"):
+            by_reference(world, board, store, "step:9")
+        raised.append(world.rank)
+
+    run_gang(2, rank_main)
+    assert sorted(raised) == [0, 1]
