@@ -28,10 +28,6 @@ BESIDES = {"ckpt.inspect-foreign", "ckpt.repair-foreign", "ckpt.verify-foreign",
 # holds whatever it is answered against the schema.
 ELSEWHERE = {
     "ckpt.verify-foreign": "test_inspect_foreign.py",
-    "doctor": "test_doctor.py",
-    "stop": "test_stopping.py",
-    "train": "test_train.py",
-    "ui": "test_ui.py",
 }
 HERE_MADE = {
     "error": ("ckpt", "ls", "RUN/none"),
