@@ -97,7 +97,9 @@ def test_hints_in_the_source_are_commands():
 
 def helped(text: str) -> list[str]:
     """Return what a transcript says to do."""
-    found = re.findall(r"^ *(?:hint|undo|fix(?: for [^:]*)?): (.*)$", text, re.MULTILINE)
+    found = re.findall(
+        r"^ *(?:hint(?:: clock|: budget)?|undo|fix(?: for [^:]*)?): (.*)$", text, re.MULTILINE
+    )
     for line in text.splitlines():
         if line.startswith('{"'):
             found += _fields(json.loads(line))

@@ -59,7 +59,7 @@ def test_a_bound_that_is_below_one_file_is_refused_with_the_number_that_is_enoug
         checkpointer.resume()
         with pytest.raises(ConfigError, match="nothing was saved") as refused:
             checkpointer.save(1)
-    enough = int(refused.value.hint.removeprefix("host_bytes_max=").split()[0])
+    enough = int(refused.value.hint.partition("host_bytes_max=")[2].split()[0])
     with Checkpointer(tmp_path, host_bytes_max=enough, **models()) as checkpointer:
         assert checkpointer.resume() is None
         checkpointer.save(1)

@@ -28,14 +28,14 @@ class Handed:
             raise ConfigError(
                 f"step {checkpoint.step} is saved already as {checkpoint}, or that save failed and "
                 "may be committed all the same; a step is saved once in a life",
-                hint="count the step up before you save again, or leave this save out",
+                hint="none but to count the step up before the next save, or to leave this one out",
             )
         newest = max(self._all, default=checkpoint)
         if checkpoint < newest:
             raise ConfigError(
                 f"step {checkpoint.step} comes after step {newest.step} was saved: the highest "
                 "of a life is its newest, so nobody would resume this one",
-                hint="count steps over all epochs, and go back only by resuming",
+                hint="none but to count steps over all epochs, and to go back only by resuming",
             )
         return checkpoint
 

@@ -45,14 +45,21 @@ def check_trainer(path):
     found = look(path)
     state = json.loads((path / "trainer_state.json").read_text())
     schedule = torch.load(path / "scheduler.pt", weights_only=True)
-    assert (found.layout, found.problems) == ("hf-trainer", ())
+    lost = tuple(one.loses for one in found.problems)
+    assert (found.layout, lost) == ("hf-trainer", ("the place in the data",) * is_stream(path))
     assert (found.step, found.epoch) == (state["global_step"], state["epoch"])
     assert found.schedule.step == schedule["last_epoch"] == expected_step(path)
     assert found.schedule.rates == tuple(schedule["_last_lr"])
     ranks = sorted(one.name for one in path.glob("rng_state*"))
     assert len(found.rng.ranks) == len(ranks) == found.world
-    assert judge(found, str(path)).answer == "yes"
+    assert judge(found, str(path)).answer == ("partly" if is_stream(path) else "yes")
     return found
+
+
+def is_stream(path):
+    """Say whether it is of the run over data without a length, behind its first pass."""
+    epoch = json.loads((path / "trainer_state.json").read_text())["epoch"]
+    return "gpt2_iterable" in path.parts and epoch > 1
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.parts[-3])
