@@ -25,8 +25,10 @@ def _zero(stage):
 FLAT = {"fsdp": True, "fsdp_config": {**LAYERS, "version": 1}}
 SHARDS = {"fsdp": True, "fsdp_config": LAYERS}
 # Name -> (their arguments, ours, what ours names it, whether the arithmetic is the same).
+# FSDP1's is on an Intel Xeon, nine times of nine. On an AMD EPYC the fourth loss after the resume
+# differs in its last bits, always by as much; why is not known.
 KINDS = {
-    "fsdp1_sharded": (_fsdp(1, "SHARDED_STATE_DICT"), FLAT, "fsdp", True),
+    "fsdp1_sharded": (_fsdp(1, "SHARDED_STATE_DICT"), FLAT, "fsdp", False),
     "fsdp2_sharded": (_fsdp(2, "SHARDED_STATE_DICT"), SHARDS, "fsdp", True),
     "fsdp2_full": (_fsdp(2, "FULL_STATE_DICT"), {}, "ddp", False),
     "zero_1": (_zero(1), _zero(1), "zero-1", True),
