@@ -32,8 +32,8 @@ from resilient.state.steady import steady_memory
 from resilient.vault.begin import begin
 from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.meeting import meet
+from resilient.vault.naming import named_by
 from resilient.vault.reading.choose import Choice, Resumed, choose
-from resilient.vault.reading.naming import named_by
 from resilient.vault.reading.read import Proved, read_wanted
 from resilient.vault.registry import catalog
 from resilient.vault.reuse.refer import Base, base_of

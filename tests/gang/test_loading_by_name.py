@@ -12,8 +12,8 @@ from resilient.events import Emitter
 from resilient.state.capture import Part
 from resilient.testing.gang import run_gang
 from resilient.testing.memory import MemoryStore
+from resilient.vault import naming
 from resilient.vault.desk import Desk, Limits
-from resilient.vault.reading import naming
 from resilient.world.comms import Comms
 
 
