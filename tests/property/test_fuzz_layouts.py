@@ -42,7 +42,7 @@ FOLDERS_EACH = 20
 """Inputs of others for one of these, each of which is a whole folder."""
 MEASURED = 100
 """Of how many inputs the memory is watched, which makes reading three times as slow."""
-SCHEDULE = {"last_epoch": 7, "_step_count": 8, "_last_lr": [0.5], "base_lrs": [0.5]}
+SCHEDULE = {"last_epoch": 7, "_step_count": 8, "_last_lr": [0.5, 0.5], "base_lrs": [0.5, 0.5]}
 STATES = {"python": (3, (1, 2), None), "cpu": torch.arange(16, dtype=torch.uint8)}
 OF_ACCELERATE = {"step": 7, "random_state": (3, (1, 2), None), "torch_manual_seed": STATES["cpu"]}
 LOOPS = {"fit_loop": {"epoch_loop.batch_progress": {"is_last_batch": False,
