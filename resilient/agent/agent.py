@@ -39,6 +39,7 @@ from resilient.agent.health.ranks import Health
 from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.elsewhere import Elsewhere
+from resilient.agent.nodes.leaving import leave_rendezvous
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.meeting import NO_COMEBACK
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
@@ -132,8 +133,9 @@ class ResilientAgent(SimpleElasticAgent):
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
-                is_asked = bool(self._stops.asked_by)
-                _leave_rendezvous(self._worker_group, self._roster, action, is_asked=is_asked)
+                grace_seconds = self._patience.grace_seconds
+                met = self._worker_group, self._roster
+                leave_rendezvous(*met, action, self._stops, self._clock, grace_seconds)
         finally:
             self._shutdown()
             self._nursery.stop()
@@ -318,18 +320,6 @@ def _state_of(workers: WorkerGroup | None) -> WorkerState:
     if any(exit_.status for exit_ in workers.exits):
         return WorkerState.FAILED
     return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
-
-
-def _leave_rendezvous(
-    group: Any, roster: Roster, action: Finish | LeaveHost | GiveUp, *, is_asked: bool
-) -> None:
-    """Close the rendezvous if the run is over; a preempted one will come back to it."""
-    is_over = action.code == 0 or (isinstance(action, GiveUp) and not is_asked)
-    is_reachable = not isinstance(action, GiveUp) or action.code != PeerFailed.exit_code
-    if is_over and is_reachable:
-        group.spec.rdzv_handler.shutdown()
-    elif action.code == CODE_PREEMPTED:
-        roster.say_goodbye(group.group_rank)
 
 
 def _name_next(action: Action, life: int, restarts_left: int) -> str:

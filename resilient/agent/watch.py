@@ -115,7 +115,9 @@ class LifeWatch:
     def _look_around(self) -> Outcome | None:
         self._tend()
         if self._members.is_changed:
-            return self._regroup()
+            if not self._barrier.can_pass(self._members.left()):
+                return self._regroup()
+            self._members.overlook()
         lost_for_seconds = self._members.lost_for_seconds()
         if lost_for_seconds and not self._is_loss_told:
             self._is_loss_told = True

@@ -99,9 +99,19 @@ FOLLOWS = WORK.replace(
 )
 
 
-def test_a_preempted_node_takes_the_rendezvous_along_and_the_others_still_save(node):
+def test_a_preempted_node_serves_the_rendezvous_until_the_others_have_saved(node):
     first = node(LEAVES, "2")
     second = node(FOLLOWS.replace("DELAY", "2"), "2")
+    first.wait_for("life", 1)
+    second.wait_for("life", 1)
+    first.send(signal.SIGTERM)
+    assert [first.end(), second.end()] == [75, 75], first.err + second.err
+    assert "the rendezvous is gone" not in second.err
+
+
+def test_a_node_without_time_takes_the_rendezvous_along_and_the_others_still_save(node):
+    first = node(LEAVES, "2", "--grace", "3")
+    second = node(FOLLOWS.replace("DELAY", "5"), "2")
     first.wait_for("life", 1)
     second.wait_for("life", 1)
     first.send(signal.SIGTERM)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from resilient.agent.nodes.interfaces import interface_for_gloo
+from resilient.agent.nodes.silence import MemberSilent, RoundStore
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
 
@@ -45,6 +46,7 @@ class Life:
         resume: what its workers are told about resuming.
         host: address of its store.
         port: port of its store.
+        nodes: how many have met for it; 0 where nobody says.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Life:
     resume: str
     host: str
     port: int
+    nodes: int = 0
 
 
 class LifeRegistry:
@@ -74,6 +77,7 @@ class LifeRegistry:
 
         Raises:
             RendezvousTimeoutError: the first node published nothing in time.
+            MemberSilent: it is gone, or has met others than this node has.
         """
         # A dynamic rendezvous has keys of its own per round; the static one has not, but its
         # nodes restart in step. One node has a new store each time.
@@ -83,17 +87,25 @@ class LifeRegistry:
             self._server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             attempt = f"{self._run_id}-{number}-{secrets.token_hex(4)}"
             host = group.master_addr or "localhost"
-            life = Life(number, attempt, cause, resume, host, self._server.port)
+            nodes = group.group_world_size
+            life = Life(number, attempt, cause, resume, host, self._server.port, nodes)
             group.store.set(key, json.dumps(asdict(life)))
             return life
         self._server = None
-        return Life(**json.loads(self._wait(group.store, key)))
+        life = Life(**json.loads(self._wait(group.store, key)))
+        if life.nodes != group.group_world_size:
+            # One fell silent in the moment in which all met, and only some have seen it.
+            here = group.group_world_size
+            raise MemberSilent(f"the first node has met {life.nodes} nodes, and this one {here}")
+        return life
 
     def close(self) -> None:
         """Stop to serve."""
         self._server = None
 
     def _wait(self, store: Any, key: str) -> bytes:
+        if isinstance(store, RoundStore):
+            return bytes(store.get(key))
         # Polled, because a signal cannot interrupt the store's own wait.
         deadline_seconds = self._clock.monotonic_seconds() + _AGREE_SECONDS
         while not store.check([key]):

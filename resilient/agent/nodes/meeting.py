@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from resilient.events import Emitter
 
 _PAUSE_SECONDS = 1.0
+_JOIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,22 @@ class MeetingAgain(Event):
             "the node that serves the rendezvous is gone: waiting up to "
             f"{self.patience_seconds:.0f} s for it to come back"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingBroken(Event):
+    """A node that had met the others was gone before their life began.
+
+    Attributes:
+        reason: who, as far as that is known.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    reason: str
+
+    def line(self) -> str:
+        """Say what follows."""
+        return f"meeting the other nodes once more: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,9 @@ class Comeback:
     def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
         """Join the others, each time through a new connection, until that was not interrupted.
 
-        Dying inside leaves nothing behind: the others miss this node's heartbeats.
+        Where one of them falls silent before their life has begun the rest meet again, for as long
+        as the rendezvous lets nodes wait for others. Dying inside leaves nothing behind: the
+        others miss this node's heartbeats.
 
         Args:
             spec: torch's description of the group, whose handler is replaced.
@@ -72,17 +91,26 @@ class Comeback:
 
         Raises:
             RendezvousError: of the meeting itself, or nobody served it in time.
-            dist.DistError: the same.
+            MemberSilent: time and again somebody fell silent.
+            dist.DistError: the rendezvous did not answer.
             PeerFailed: nobody answered in time.
         """
         # Here, so that a plan and the first signals need no torch.
         import torch.distributed as dist
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-        deadline_seconds = time.monotonic() + self.patience_seconds
+        from resilient.agent.nodes.silence import MemberSilent
+
+        began_seconds = time.monotonic()
+        deadline_seconds = began_seconds + self.patience_seconds
         while True:
             try:
                 return join()
+            except MemberSilent as error:
+                if time.monotonic() - began_seconds > _join_seconds(spec.rdzv_handler):
+                    raise
+                emit(MeetingBroken(str(error)))
+                continue
             except (RendezvousConnectionError, dist.DistError) as error:
                 left_seconds = deadline_seconds - time.monotonic() - _PAUSE_SECONDS
                 if self.connect is None or left_seconds <= 0:
@@ -93,6 +121,12 @@ class Comeback:
             if is_gone:
                 emit(MeetingAgain(left_seconds))
                 spec.rdzv_handler = self.connect()
+
+
+def _join_seconds(handler: Any) -> float:
+    """Return how long nodes wait for others at a rendezvous."""
+    settings = getattr(handler, "settings", None)
+    return settings.timeout.join.total_seconds() if settings else _JOIN_SECONDS
 
 
 NO_COMEBACK = Comeback()
@@ -112,12 +146,14 @@ def connect(parameters: RendezvousParameters) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     from resilient.agent.nodes.clocks import judge_by_sight
+    from resilient.agent.nodes.silence import end_waits_with_members
 
     patience_seconds = parameters.get_as_int("join_timeout", 0) or 0
     deadline_seconds = time.monotonic() + patience_seconds
     while True:
         try:
-            return judge_by_sight(get_rendezvous_handler(told_where(parameters)))
+            handler = judge_by_sight(get_rendezvous_handler(told_where(parameters)))
+            return end_waits_with_members(handler)
         except RendezvousConnectionError:
             if time.monotonic() + _PAUSE_SECONDS > deadline_seconds:
                 raise

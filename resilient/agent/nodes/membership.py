@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from resilient.agent.health.sight import Sight
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from resilient.agent.nodes.roster import Roster
@@ -62,7 +65,7 @@ class MembershipWatch:
             self._roster.forgive()
         try:
             waiting = self._handler.num_nodes_waiting()
-            self.is_joined = waiting > 0
+            self.is_joined = waiting > 0 and has_room(self._handler)
             self.lost = self._roster.lost(self._clock.monotonic_seconds())
             self.is_changed = self.is_joined or bool(self.lost) or went_on_without(self._handler)
         except (RendezvousError, dist.DistError):
@@ -76,6 +79,14 @@ class MembershipWatch:
         forget_what_was_heard(self._handler)
         self.look()
 
+    def overlook(self) -> None:
+        """Take back that there was a change, because it matters to nobody here, and look again."""
+        self.is_changed = False
+
+    def left(self) -> list[int]:
+        """Return the places of nodes that hold this life's round no more; see :class:`Roster`."""
+        return self._roster.left()
+
     def lost_for_seconds(self) -> float:
         """Return how long ago the rendezvous stopped to answer, 0 when it answers.
 
@@ -88,10 +99,20 @@ class MembershipWatch:
         return now_seconds - self._sight.shifted(self.lost_at_seconds)
 
     def _watch(self) -> None:
-        while not self.is_changed and self.lost_at_seconds is None:
-            if self._done.wait(self._interval_seconds):
-                return
-            self.look()
+        while not self._done.wait(self._interval_seconds):
+            if not self.is_changed and self.lost_at_seconds is None:
+                self.look()
+
+
+def has_room(handler: RendezvousHandler) -> bool:
+    """Say whether another node could join the next round, by what the handler last heard.
+
+    When more come than there is room for, torch leaves the last one of them waiting for a round
+    that has no place for it. To make way for that one would only leave another one waiting.
+    """
+    holder: Any = getattr(handler, "_state_holder", None)
+    settings = getattr(handler, "settings", None)
+    return not holder or not settings or len(holder.state.participants) < settings.max_nodes
 
 
 def went_on_without(handler: RendezvousHandler) -> bool:
@@ -170,6 +191,16 @@ class ExitBarrier:
             return self._all_at("left") or now_seconds > self._leave_by_seconds
         except dist.DistError:
             return True
+
+    def can_pass(self, left: Iterable[int]) -> bool:
+        """Ask once whether all nodes may yet be done: this one is, those that have ``left`` were.
+
+        Who has said that it is done may not take that back as long as this holds: the others count
+        on it, leave, and close the rendezvous behind them.
+        """
+        with suppress(dist.DistError):
+            return self._store.check([f"resilient/done/{node}" for node in (self._node, *left)])
+        return False
 
     def _all_done(self, now_seconds: float) -> bool:
         if not self._all_at("done"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
+from resilient.agent.nodes.silence import RoundStore
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
@@ -57,14 +58,20 @@ class Roster:
 
     Args:
         handler: of the rendezvous that the nodes have just met at.
-        store: of this round of it; None before the first.
+        store: of this round of it, which may know who met better than the handler does by now;
+            None before the first.
         emit: where losses are told.
     """
 
     def __init__(self, handler: RendezvousHandler, store: Any, emit: Emitter) -> None:
         self._handler = handler
         self._store = store
-        self._nodes: Mapping[Any, int] = dict(getattr(_state_of(handler), "participants", {}))
+        known: Any = store if isinstance(store, RoundStore) else None
+        state = _state_of(handler)
+        self._round = known.round if known else getattr(state, "round", 0)
+        self._nodes: Mapping[Any, int] = dict(
+            known.members if known else getattr(state, "participants", {})
+        )
         self._missing_since_seconds: dict[Any, float] = {}
         self._emit = emit
         self._is_told = False
@@ -95,6 +102,14 @@ class Roster:
             if now_seconds - seconds > _NOWHERE_SECONDS and not self._said_goodbye(node)
         ]
 
+    def left(self) -> list[int]:
+        """Return the places of nodes that do not hold this round any more, by what was heard."""
+        state = _state_of(self._handler)
+        if state is None or state.round == self._round:
+            there = self._nodes if state is None else state.participants
+            return [place for node, place in self._nodes.items() if node not in there]
+        return list(self._nodes.values())
+
     def forgive(self) -> None:
         """Let nodes that were missed be missed anew: nobody looked for them for a while."""
         self._missing_since_seconds = {}
@@ -120,6 +135,17 @@ class Roster:
         if node is not None and self.nodes > 1:
             with suppress(dist.DistError):
                 self._store.set(_goodbye_key(node), "1")
+
+    def waits_for_goodbyes(self, node: int | None) -> bool:
+        """Say whether any of those that hold the round with ``node`` has not said goodbye."""
+        left = self.left()
+        if node is None or node in left:
+            return False
+        others = set(self._nodes.values()) - {node, *left}
+        # If the store is gone, so is whoever served it.
+        with suppress(dist.DistError):
+            return not all(self._store.check([_goodbye_key(one)]) for one in others)
+        return False
 
     def _missing(self) -> list[Any]:
         state = _state_of(self._handler)

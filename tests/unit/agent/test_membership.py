@@ -1,58 +1,17 @@
 """A node notices that the world went on without it."""
 
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from clocks import OwnClock
-from torch.distributed import DistNetworkError, HashStore, TCPStore
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    RendezvousBackend,
-    RendezvousTimeout,
-)
+from rounds import Board, dies, joined
+from torch.distributed import DistNetworkError, HashStore
 
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch, went_on_without
 from resilient.agent.nodes.roster import Roster, who_answers
 from resilient.clock import SystemClock
-
-
-class Board(RendezvousBackend):
-    """What all nodes see, as a real backend keeps it: bytes, and a token for their version."""
-
-    def __init__(self):
-        self._state, self._token = None, 0
-
-    @property
-    def name(self):
-        return "board"
-
-    def get_state(self):
-        return None if self._state is None else (self._state, self._token)
-
-    def set_state(self, state, token=None):
-        if token is not None and token != self._token:
-            return (*self.get_state(), False)
-        self._state, self._token = state, self._token + 1
-        return self._state, self._token, True
-
-
-def joined(board, nodes):
-    """Return the handlers of nodes that joined one round."""
-    serves = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # A connection that waits holds whoever shares it.
-    stores = [serves, *(TCPStore("127.0.0.1", serves.port) for _ in range(1, nodes))]
-    timeout = RendezvousTimeout(last_call=timedelta(seconds=0.01))
-    handlers = [
-        DynamicRendezvousHandler.from_backend(
-            "run", store, board, nodes, nodes + 1, "127.0.0.1", timeout
-        )
-        for store in stores
-    ]
-    with ThreadPoolExecutor(nodes) as pool:
-        list(pool.map(lambda one: one.next_rendezvous(), handlers))
-    return handlers
 
 
 @pytest.fixture
@@ -60,8 +19,6 @@ def handlers(monkeypatch):
     # As the agent's own are: torch else keeps the address of its store for all rounds.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     started = joined(Board(), 2)
-    for one in started:
-        one._state_holder._cache_duration = 0  # seconds for which it would ask nobody
     yield started
     for one in started:
         one._stop_heartbeats()
@@ -74,13 +31,6 @@ def empties_the_round(handler):
     for _ in ("find", "write"):
         holder.mark_dirty()
         handler.num_nodes_waiting()
-
-
-def dies(handler):
-    """Take the other node for dead, as ``handler`` does when its heartbeats stop."""
-    state = handler._state_holder.state
-    (other,) = set(state.participants) - {handler._this_node}
-    del state.participants[other], state.last_heartbeats[other]
 
 
 def watch_of(handler, clock=None):
@@ -108,6 +58,22 @@ def test_a_node_that_waits_is_seen_at_once_by_whoever_asks_afresh(handlers):
     watch.look_afresh()
     assert watch.is_changed
     assert watch.is_joined
+
+
+def test_a_node_that_waits_while_the_world_is_full_changes_nothing(monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    first, second = joined(Board(), 2, nodes_max=2)
+    watch = watch_of(first)
+    first._state_holder._cache_duration = 60
+    # As torch leaves it there when more come than there is room for.
+    first._state_holder.state.wait_list.add("one too many")
+    watch.look()
+    assert not watch.is_changed
+    dies(first)
+    watch.look()
+    assert (watch.is_changed, watch.is_joined) == (True, True)
+    for one in (first, second):
+        one._stop_heartbeats()
 
 
 def test_a_node_that_the_others_took_for_dead_joins_again(handlers):
@@ -207,3 +173,36 @@ def test_a_node_that_still_runs_sees_that_another_is_done_and_nothing_in_a_lost_
     assert mine.is_begun()
     assert not ExitBarrier(store, 0, 1, clock, 300.0).is_begun()
     assert not ExitBarrier(Gone(), 0, 2, clock, 300.0).is_begun()
+
+
+def test_who_is_done_is_counted_on_until_somebody_left_who_is_not():
+    store, clock = HashStore(), SystemClock()
+    mine, other = (ExitBarrier(store, node, 3, clock, 300.0) for node in (0, 1))
+    assert not mine.can_pass([]), "nobody has heard of it"
+    assert not mine.is_passed()
+    assert mine.can_pass([])
+    assert not mine.can_pass([1])
+    other.is_passed()
+    assert mine.can_pass([1])
+    assert not mine.can_pass([1, 2])
+    assert not ExitBarrier(Gone(), 0, 2, clock, 300.0).can_pass([])
+
+
+def test_a_change_that_is_overlooked_is_found_again_while_it_lasts(handlers):
+    watch = watch_of(handlers[0])
+    handlers[0]._state_holder.state.wait_list.add("a late one")
+    handlers[0]._state_holder._cache_duration = 60
+    watch._interval_seconds = 0.01
+    watch.start()
+    until(lambda: watch.is_changed)
+    time.sleep(0.1)
+    watch.overlook()
+    until(lambda: watch.is_changed)
+    watch.stop()
+
+
+def until(holds):
+    end_seconds = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end_seconds
+        time.sleep(0.01)

@@ -1,0 +1,70 @@
+"""Defects of how hosts meet, and of how they end together."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SILENT = "tests/unit/agent/test_member_silent.py"
+MEMBERS = "tests/unit/agent/test_membership.py"
+ENDINGS = "tests/unit/agent/test_endings_together.py"
+
+MUTANTS = [
+    Mutant(
+        "a host that is one too many calls all others back",
+        "resilient/agent/nodes/membership.py",
+        "waiting > 0 and has_room(self._handler)",
+        "waiting > 0",
+        MEMBERS,
+    ),
+    Mutant(
+        "a host that is done is called back by one that comes late",
+        "resilient/agent/watch.py",
+        "            if not self._barrier.can_pass(self._members.left()):\n"
+        "                return self._regroup()\n"
+        "            self._members.overlook()\n",
+        "            return self._regroup()\n",
+        ENDINGS,
+    ),
+    Mutant(
+        "a host that is done waits for one that has left before it was",
+        "resilient/agent/nodes/membership.py",
+        'f"resilient/done/{node}" for node in (self._node, *left)',
+        'f"resilient/done/{node}" for node in (self._node,)',
+        MEMBERS,
+    ),
+    Mutant(
+        "fewer hosts than are needed start, or a world with a hole",
+        "resilient/agent/nodes/silence.py",
+        "        _require_whole(self.members, handler)\n",
+        "",
+        SILENT,
+    ),
+    Mutant(
+        "a host starts a life of another world",
+        "resilient/agent/nodes/life.py",
+        "if life.nodes != group.group_world_size:",
+        "if False:",
+        SILENT,
+    ),
+    Mutant(
+        "a host that died while the others started was never there",
+        "resilient/agent/nodes/roster.py",
+        "known: Any = store if isinstance(store, RoundStore) else None",
+        "known: Any = None",
+        SILENT,
+    ),
+    Mutant(
+        "the host of the life's store leaves while others still save",
+        "resilient/agent/nodes/leaving.py",
+        "        while roster.waits_for_goodbyes(group.group_rank):\n",
+        "        while False:\n",
+        ENDINGS,
+    ),
+    Mutant(
+        "a meeting that somebody left is over for good",
+        "resilient/agent/nodes/meeting.py",
+        "> _join_seconds(spec.rdzv_handler):",
+        "> 0:",
+        SILENT,
+    ),
+]

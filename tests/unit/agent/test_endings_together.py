@@ -1,0 +1,187 @@
+"""How several hosts end: nobody leaves who is needed, and nobody comes back who was counted on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from clocks import OwnClock
+from torch.distributed import DistNetworkError, HashStore
+
+from resilient.agent.nodes.leaving import leave_rendezvous
+from resilient.agent.nodes.membership import ExitBarrier
+from resilient.agent.nodes.roster import Roster
+from resilient.agent.options import Patience
+from resilient.agent.verdict.decide import Finish, GiveUp, Kind
+from resilient.agent.watch import LifeWatch, Surroundings
+from resilient.errors import PeerFailed
+from resilient.events import Emitter
+from resilient.world.stopping import StopRequest
+
+
+class Members:
+    """What is heard of the others: a change, and who has left the round."""
+
+    lost, is_joined, lost_at_seconds = (), True, None
+
+    def __init__(self, left=()):
+        self.is_changed, self._left, self.overlooked = True, list(left), 0
+
+    def left(self):
+        return self._left
+
+    def overlook(self):
+        self.overlooked += 1
+
+    def lost_for_seconds(self):
+        return 0.0
+
+
+def watch_of(members, barrier, clock):
+    """Return the watch over a host whose only worker has ended with 0."""
+    around = Surroundings(
+        stops=SimpleNamespace(asked_by=0, request=None, is_urgent=False),
+        members=members,
+        barrier=barrier,
+        health=SimpleNamespace(look=lambda *_: None, standing=None),
+        elsewhere=SimpleNamespace(tell=lambda _: None),
+        patience=Patience(),
+        clock=clock,
+        emit=Emitter(clock),
+        tend=lambda: None,
+    )
+    group = SimpleNamespace(
+        exits=[SimpleNamespace(status=0)],
+        is_running=False,
+        running_ranks=[],
+        pids={},
+        wait=clock.sleep,
+        signal=lambda _: None,
+    )
+    return LifeWatch(group, around)
+
+
+def barriers(nodes):
+    store, clock = HashStore(), OwnClock()
+    return [ExitBarrier(store, node, nodes, clock, 300.0) for node in range(nodes)], clock
+
+
+def test_a_late_host_does_not_call_back_one_that_is_done():
+    (mine, other), clock = barriers(2)
+    members = Members()
+    watch = watch_of(members, mine, clock)
+    assert watch._look() is None
+    assert members.overlooked == 1
+    # This one is done and leaves: it closes the rendezvous behind it.
+    assert other.is_passed()
+    assert watch.observe().kind is Kind.SUCCEEDED
+
+
+def test_who_is_done_meets_whoever_left_before_it_was():
+    (mine, *_), clock = barriers(2)
+    assert watch_of(Members(left=[1]), mine, clock).observe().kind is Kind.REGROUPED
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_late_host_is_let_in_while_ranks_run(is_running):
+    (mine, _), clock = barriers(2)
+    watch = watch_of(Members(), mine, clock)
+    watch._group.is_running = is_running
+    watch._stops.is_urgent = True  # its worker is not asked to end
+    watch._group.kill, watch._group.wait_for_all = (lambda: None), (lambda _: True)
+    outcome = watch._look()
+    assert (outcome.kind if outcome else None) is (Kind.REGROUPED if is_running else None)
+
+
+class Handler:
+    """The rendezvous of nodes that hold a round."""
+
+    def __init__(self, *nodes):
+        state = SimpleNamespace(participants={one: at for at, one in enumerate(nodes)}, round=3)
+        self._state_holder = SimpleNamespace(state=state)
+        self.is_shut = False
+
+    def shutdown(self):
+        self.is_shut = True
+
+
+class Goodbyes:
+    """Two nodes' rosters over one store, and the first one leaving."""
+
+    def __init__(self):
+        self.store, self.clock = HashStore(), OwnClock()
+        self.handler = Handler("first", "second")
+        self.mine, self.other = (Roster(self.handler, self.store, print) for _ in range(2))
+        self.stops = SimpleNamespace(asked_by=0, left_seconds=lambda: None)
+
+    def leave(self, action):
+        """Return how long it took."""
+        began_seconds = self.clock.seconds
+        group = SimpleNamespace(spec=SimpleNamespace(rdzv_handler=self.handler), group_rank=0)
+        leave_rendezvous(group, self.mine, action, self.stops, self.clock, 25.0)
+        return self.clock.seconds - began_seconds
+
+
+PREEMPTED = Finish(75, "saved")
+
+
+def test_a_host_that_has_saved_leaves_once_all_have():
+    gone = Goodbyes()
+    sleep = gone.clock.sleep
+
+    def later(seconds):
+        sleep(seconds)
+        if gone.clock.seconds > 1003:
+            gone.other.say_goodbye(1)
+
+    gone.clock.sleep = later
+    assert 3.0 < gone.leave(PREEMPTED) < 3.3
+    assert not gone.handler.is_shut
+    assert not gone.other.waits_for_goodbyes(1)
+
+
+def test_it_waits_for_others_no_longer_than_it_may():
+    gone = Goodbyes()
+    assert 25.0 <= gone.leave(PREEMPTED) < 25.2
+    request = StopRequest("SIGTERM", gone.clock.seconds + 10)
+    gone.stops.left_seconds = lambda: request.left_seconds(gone.clock.seconds)
+    assert 8.0 <= gone.leave(PREEMPTED) < 8.2
+    gone.stops.left_seconds = lambda: 0.0
+    assert gone.leave(PREEMPTED) == 0
+
+
+def test_nobody_waits_for_a_node_that_is_gone_or_without_a_store():
+    gone = Goodbyes()
+    del gone.handler._state_holder.state.participants["second"]
+    assert gone.leave(PREEMPTED) == 0
+    gone = Goodbyes()
+    gone.mine._store = SimpleNamespace(set=unreachable, check=unreachable)
+    assert gone.leave(PREEMPTED) == 0
+
+
+def test_who_has_left_the_round_itself_waits_for_nobody():
+    gone = Goodbyes()
+    del gone.handler._state_holder.state.participants["first"]
+    assert gone.leave(PREEMPTED) == 0
+    gone = Goodbyes()
+    gone.handler._state_holder.state.round = 4
+    assert gone.leave(PREEMPTED) == 0
+
+
+def unreachable(*_):
+    raise DistNetworkError("the host of the store is gone")
+
+
+def test_a_run_that_is_over_closes_the_rendezvous_and_one_that_cannot_be_reached_does_not():
+    for action, is_shut in (
+        (Finish(0, "done"), True),
+        (GiveUp(70, "crash loop"), True),
+        (GiveUp(PeerFailed.exit_code, "gone"), False),
+    ):
+        gone = Goodbyes()
+        assert gone.leave(action) == 0
+        assert gone.handler.is_shut is is_shut
+    gone = Goodbyes()
+    gone.stops.asked_by = 15
+    gone.leave(GiveUp(143, "left at once"))
+    assert not gone.handler.is_shut
