@@ -42,19 +42,28 @@ class Held:
         self.state = state_dict
 
 
-def ending(store: Store, ref: str = "latest") -> dict[str, Any]:
+def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[str, Any]:
     """Return the state of every part of a checkpoint by stored name, and its ``step``.
 
     Every byte is proved; the ranks' own parts are there by their stored names.
 
     Crash: reads only.
 
+    Args:
+        store: the repository.
+        ref: of the checkpoint.
+        with_own: whether parts are there that each rank has of its own.
+
     Raises:
         IntegrityError: the checkpoint is damaged.
         KeyNotFound: there is none.
     """
     proved = read(store, resolve(store, ref))
-    names = [one.name for one in proved.manifest.parts if one.name not in NOT_COMPARED]
+    names = [
+        one.name
+        for one in proved.manifest.parts
+        if one.name not in NOT_COMPARED and (with_own or one.scope != "rank")
+    ]
     held = {name: Held() for name in names}
     parts = {name: Part(one) for name, one in held.items()}
     load(proved.manifest, proved.files, parts, 0)

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from resilient.format.names import CheckpointId
-from resilient.testing.chaos.evidence import Ended, Evidence, Struck
+from resilient.testing.chaos.evidence import Ended, Evidence, HostEnd, Struck
 from resilient.testing.chaos.faults import Kind, Planned, Strike, draw_strikes
+from resilient.testing.chaos.feasible import Machine
 from resilient.testing.chaos.plan import read_plan
 from resilient.testing.chaos.promises import judge
 from resilient.testing.chaos.rehearsal import Rehearsal
@@ -24,6 +25,35 @@ TRAIN = ("--", "train", "train.py", "--output-dir", "{folder}")
 def test_a_plan_is_printed_and_nothing_is_done(name, options, call, matches, tmp_path):
     ended = call("chaos", "run", "mixed", "--seed", "7", "--dry-run", *options, *TRAIN)
     matches(name, ended, tmp_path)
+
+
+@pytest.fixture
+def any_machine(monkeypatch):
+    """Let this machine have all that it takes."""
+    looked = "resilient_cli.commands.chaos.look_at_machine"
+    monkeypatch.setattr(looked, lambda *_: Machine())
+
+
+@pytest.mark.usefixtures("any_machine")
+@pytest.mark.parametrize(
+    ("name", "options"), [("chaos-plan-hosts", ()), ("chaos-plan-hosts-json", ("--json",))]
+)
+def test_a_plan_for_hosts_says_which_of_them(name, options, call, matches, tmp_path):
+    words = ("cuts", "--hosts", "3", "--seed", "7", "--dry-run", *options)
+    ended = call("chaos", "run", *words, *TRAIN)
+    matches(name, ended, tmp_path)
+
+
+def test_hosts_that_this_machine_cannot_have_are_refused(call, monkeypatch):
+    looked = "resilient_cli.commands.chaos.look_at_machine"
+    monkeypatch.setattr(looked, lambda *_: Machine(hosts="only root may"))
+    ended = call("chaos", "run", "kills", "--hosts", "2", *TRAIN)
+    assert (ended.status, ended.stdout) == (78, "")
+    assert "--hosts 2: only root may" in ended.stderr
+    plans = json.loads(call("chaos", "list", "--json").stdout)["plans"]
+    lacks = {one["name"]: one["impossible"] for one in plans}
+    assert lacks["cuts"] == {"cut": "only root may", "kill of a host": "only root may"}
+    assert not lacks["kills"]
 
 
 def test_the_seed_that_was_drawn_is_part_of_the_command(call):
@@ -43,6 +73,8 @@ def test_the_seed_that_was_drawn_is_part_of_the_command(call):
         (("kills", "--", "train", "--repo", "x", "t.py"), 78, "--repo: each of the two runs"),
         (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the struck run"),
         (("kills", "--", "train", "--nnodes=1:2", "t.py"), 78, "--nnodes: chaos starts one host"),
+        (("cuts", *TRAIN), 78, "`cut`: it is about one host of several: chaos run --hosts 2"),
+        (("kills", "--hosts", "0", *TRAIN), 2, "--hosts"),
         (
             ("preemptions", "--", "train", "--notice", "aws", "t.py"),
             78,
@@ -98,3 +130,27 @@ def test_a_verdict_names_what_broke_and_how_to_see_it_again(
     said = capsys.readouterr()
     outcome = type(call("chaos", "list", "-q"))(1, said.out, "")
     matches(name, outcome, tmp_path)
+
+
+def test_a_verdict_on_hosts_says_whose_agents_ended(call, matches, tmp_path, capsys):
+    struck = Struck(
+        Strike(Planned(Kind.CUT, seconds=30.0), 0.5, 0.5, 1),
+        "host-0 cut off for 30 s",
+        23,
+        is_new_life=True,
+        before=CheckpointId(1, 20),
+        after=CheckpointId(2, 30),
+        due=CheckpointId(1, 20),
+        restored=CheckpointId(1, 20),
+        seconds=12.5,
+        host=0,
+        ends=(HostEnd(1, 69, (69,)), HostEnd(2, 1, (69,))),
+    )
+    calm = Ended(0, step=40, steps=(10, 20, 30, 40), worlds=(3,))
+    ended = Ended(0, step=40, flaws=(), worlds=(3, 1, 3))
+    evidence = Evidence(calm, ended, (struck,))
+    wish = Rehearsal(read_plan("cuts"), 7, ("train.py",), tmp_path, hosts=3)
+    again = "resilient chaos run cuts --hosts 3 --seed 7 -- train train.py"
+    show(verdict(wish, evidence, judge(evidence), again), Output(Format.HUMAN, color=False))
+    said = capsys.readouterr()
+    matches("chaos-verdict-hosts", type(call("chaos", "list", "-q"))(1, said.out, ""), tmp_path)

@@ -11,6 +11,8 @@ FOLDER = "resilient/testing/chaos"
 CLOCK = "tests/unit/testing/test_chaos_clock.py"
 BREAKS = f"{PROMISES} -k each_promise"
 
+HOSTS = "tests/unit/testing/test_chaos_hosts.py"
+NAMESPACES = "tests/process/test_namespaces.py"
 ORDERS = "tests/unit/testing/test_chaos_orders.py"
 ENDED = "tests/process/test_chaos_ended.py"
 
@@ -67,8 +69,8 @@ MUTANTS = [
     Mutant(
         "the job is started with everybody's clock",
         f"{FOLDER}/job.py",
-        "self.hands.environ if self.hands else {}",
-        "{}",
+        "environ = self.hands.environ if self.hands else {}",
+        "environ = {}",
         "tests/process/test_chaos.py -k clock_jumps",
     ),
     Mutant(
@@ -88,8 +90,8 @@ MUTANTS = [
     Mutant(
         "a fault that cannot be had is left out in silence",
         f"{FOLDER}/feasible.py",
-        "        if plan.has(kind)\n",
-        "        if plan.has(kind) and not why\n",
+        "if why and plan.has(Kind(kind))}",
+        "if not why and plan.has(Kind(kind))}",
         f"{PLANS} -k refused_with_all_reasons",
     ),
     Mutant(
@@ -116,8 +118,8 @@ MUTANTS = [
     Mutant(
         "any exit code is right",
         f"{FOLDER}/promises.py",
-        "        if one.code not in one.codes\n",
-        "        if not one.codes\n",
+        "    is_wrong = one.code is not None and one.code not in one.codes\n",
+        "    is_wrong = one.code is not None and not one.codes\n",
         BREAKS,
     ),
     Mutant(
@@ -150,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         "two bits are flipped",
-        f"{FOLDER}/strikes.py",
+        f"{FOLDER}/damage.py",
         "file.read(1)[0] ^ 1 << bit % 8",
         "file.read(1)[0] ^ 3 << bit % 7",
         f"{STRIKES} -k one_bit",
@@ -161,5 +163,75 @@ MUTANTS = [
         "    for name in sorted(names - {CALM, STRUCK}):\n",
         "    for name in sorted(names & {CALM, STRUCK} - names):\n",
         f"{STRIKES} -k anything_else",
+    ),
+    Mutant(
+        "any code is right of any host",
+        f"{FOLDER}/evidence.py",
+        "return self.code in (0, *self.codes)",
+        "return True",
+        f"{HOSTS} -k its_own_code",
+    ),
+    Mutant(
+        "whoever meets at a lost host has to go on",
+        f"{FOLDER}/honesty.py",
+        "others = (UNREACHABLE,) if struck == MEETING_HOST else ()",
+        "others = ()",
+        f"{HOSTS} -k for_whom",
+    ),
+    Mutant(
+        "hosts may leave because another one is cut off",
+        f"{FOLDER}/honesty.py",
+        "others = (UNREACHABLE,) if struck == MEETING_HOST else ()",
+        "others = (UNREACHABLE,)",
+        f"{HOSTS} -k for_whom",
+    ),
+    Mutant(
+        "bits are demanded of any number of ranks",
+        f"{FOLDER}/evidence.py",
+        "return is_same_world(calm, ended) or (calm.is_canonical and ended.is_canonical)",
+        "return True",
+        f"{HOSTS} -k only_where",
+    ),
+    Mutant(
+        "a life is held against what others saved after it",
+        f"{FOLDER}/promises.py",
+        "        for due in (one.due or one.after,)\n",
+        "        for due in (one.after,)\n",
+        f"{HOSTS} -k what_there_was_then",
+    ),
+    Mutant(
+        "hosts are started again when the run is over",
+        f"{FOLDER}/job.py",
+        "        if 0 in codes:\n",
+        "        if 1000 in codes:\n",
+        f"{HOSTS} -k while_the_run_lasts",
+    ),
+    Mutant(
+        "a host that ends the same way again is started again",
+        f"{FOLDER}/job.py",
+        "if code is not None and code not in PERMANENT:",
+        "if code is not None:",
+        f"{HOSTS} -k while_the_run_lasts",
+    ),
+    Mutant(
+        "what was told on a second host is not heard",
+        f"{FOLDER}/telling.py",
+        '[one / "rank-0.jsonl" for one in folders]',
+        '[one / "rank-0.jsonl" for one in folders[:1]]',
+        f"{HOSTS} -k heard_in_order",
+    ),
+    Mutant(
+        "a host has what belongs to another one",
+        f"{FOLDER}/namespaces.py",
+        "if pid not in holders and _number_of(pid) in numbers]",
+        "if pid not in holders and _number_of(pid)]",
+        f"{NAMESPACES} -k whoever",
+    ),
+    Mutant(
+        "a cut host is reached",
+        f"{FOLDER}/namespaces.py",
+        'self.switch.run("ip", "link", "set", link_of(number), "down")',
+        "pass",
+        f"{NAMESPACES} -k cut_off",
     ),
 ]

@@ -11,8 +11,9 @@ import typer
 
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
-from resilient.testing.chaos.faults import Kind, draw_strikes
+from resilient.testing.chaos.faults import draw_strikes
 from resilient.testing.chaos.feasible import look_at_machine, refuse_impossible, why_not
+from resilient.testing.chaos.namespaces import HOSTS_MAX
 from resilient.testing.chaos.orders import Ordered, obeying_orders
 from resilient.testing.chaos.plan import read_plan, shipped
 from resilient.testing.chaos.promises import is_proven, judge
@@ -40,13 +41,22 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- train ...",
-        help="The command, without `resilient`; {folder} in it is the folder of each run.",
+        help="The command, without `resilient`; {folder} in it is the folder of each run, {host} "
+        "the name of each host.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of the faults; drawn and told if not given.")]
 Folder = Annotated[Path, typer.Option(help="For both runs; what an earlier one left is removed.")]
 Within = Annotated[
     float, typer.Option(help="Seconds that the run may take to go on after a fault.", min=1)
+]
+Hosts = Annotated[
+    int,
+    typer.Option(
+        help="Network namespaces of this machine to train on, each with an agent; needs root.",
+        min=1,
+        max=HOSTS_MAX,
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the faults and do nothing.")]
 
@@ -57,6 +67,7 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     plan: Plan,
     command: Command = None,
     *,
+    hosts: Hosts = 1,
     seed: Seed = None,
     folder: Folder = Path("chaos-run"),
     within: Within = 600.0,
@@ -74,13 +85,14 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     if words[:1] != ("train",):
         raise UsageError("chaos run needs a training to strike", hint=_EXAMPLE)
     faults = read_plan(plan)
-    refuse_impossible(faults, _given(words[1:]), look_at_machine(faults))
+    refuse_impossible(faults, given_to_train(words[1:]), look_at_machine(faults, hosts), hosts)
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
-    again = shlex.join(("resilient", "chaos", "run", plan, "--seed", str(seed), "--", *words))
+    on = ("--hosts", str(hosts)) if hosts > 1 else ()
+    again = shlex.join(("resilient", "chaos", "run", plan, *on, "--seed", str(seed), "--", *words))
     if dry_run:
-        show(planned(faults, draw_strikes(faults, seed), seed, again), output_of(ctx))
+        show(planned(faults, draw_strikes(faults, seed), seed, again, hosts), output_of(ctx))
         return 0
-    wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within)
+    wish = Rehearsal(faults, seed, words[1:], folder.resolve(), within, hosts)
     try:
         with obeying_orders():
             evidence = rehearse(wish, SystemClock(), say)
@@ -100,14 +112,8 @@ def list_plans(ctx: typer.Context) -> None:
     Example: resilient chaos list
     """
     plans = shipped()
-    reasons: dict[str, dict[Kind, str]] = {}
-    for one in plans:
-        machine = look_at_machine(one)
-        lacks = {kind: why for kind, why in why_not(machine).items() if one.has(kind)}
-        reasons[one.name] = lacks
+    reasons = {
+        one.name: why_not(one, look_at_machine(one), hosts=2 if one.needs_hosts else 1)
+        for one in plans
+    }
     show(listing(plans, reasons), output_of(ctx))
-
-
-def _given(words: tuple[str, ...]) -> set[str]:
-    """Return the names of the options of `resilient train` that these words give."""
-    return set(given_to_train(words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from resilient.testing.chaos.host import name_of
 from resilient.testing.chaos.promises import State, is_proven
 from resilient_cli.render import Answer, Facts, Table
 from resilient_cli.views.words import NONE, count, duration, folder, share
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from resilient.testing.chaos.evidence import Evidence, Struck
-    from resilient.testing.chaos.faults import ChaosPlan, Kind, Strike
+    from resilient.testing.chaos.faults import ChaosPlan, Strike
     from resilient.testing.chaos.promises import Promise
     from resilient.testing.chaos.rehearsal import Rehearsal
 
 
-def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[Kind, str]]) -> Answer:
+def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]) -> Answer:
     """Return the plans that are shipped, and why some cannot be carried out."""
     document = {
         "plans": [
@@ -44,16 +45,22 @@ def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[Kind, str]
     return Answer("chaos.list", "plans", document, (table,), tuple(one.name for one in plans))
 
 
-def planned(plan: ChaosPlan, strikes: Sequence[Strike], seed: int, again: str) -> Answer:
+def planned(
+    plan: ChaosPlan, strikes: Sequence[Strike], seed: int, again: str, hosts: int = 1
+) -> Answer:
     """Return what would be done."""
     document = {
         "plan": plan.name,
         "seed": seed,
+        "hosts": hosts,
         "command": again,
-        "faults": [{"at": round(one.share, 4), **_fault(one)} for one in strikes],
+        "faults": [
+            {"at": round(one.share, 4), **_fault(one), "host": _host(one, hosts)} for one in strikes
+        ],
     }
-    rows = tuple((share(one.share, 1), *_cells(one)) for one in strikes)
-    facts = Facts((("plan", plan.name), ("seed", str(seed)), ("command", again)))
+    rows = tuple((share(one.share, 1), *_cells(one, hosts)) for one in strikes)
+    several = (("hosts", str(hosts)),) if hosts > 1 else ()
+    facts = Facts((("plan", plan.name), ("seed", str(seed)), *several, ("command", again)))
     table = Table(("AT", "FAULT", "TARGET", "SECONDS"), rows)
     return Answer("chaos.run", "plan", document, (facts, table))
 
@@ -64,6 +71,7 @@ def verdict(wish: Rehearsal, evidence: Evidence, promises: Sequence[Promise], ag
     document = {
         "plan": wish.plan.name,
         "seed": wish.seed,
+        "hosts": wish.hosts,
         "kept": is_kept,
         "steps": evidence.calm.step,
         "faults": [_struck(one) for one in evidence.struck],
@@ -95,23 +103,30 @@ def _fault(strike: Strike) -> dict[str, Any]:
     }
 
 
-def _cells(strike: Strike) -> tuple[str, str, str]:
-    fault = strike.fault
-    target = f"{fault.target}{' while it saves' * fault.in_save}"
-    has_target = fault.kind == "kill"
-    return (
-        str(fault.kind),
-        target if has_target else NONE,
-        f"{fault.seconds:g}" * bool(fault.seconds),
-    )
+def _host(strike: Strike, hosts: int) -> str | None:
+    """Return the host that a strike is for; a rank's is not known before it is struck."""
+    is_known = hosts > 1 and strike.fault.is_of_host
+    return name_of(strike.host(hosts)) if is_known else None
+
+
+def _cells(strike: Strike, hosts: int) -> tuple[str, str, str]:
+    fault, host = strike.fault, _host(strike, hosts)
+    target = str(fault.target) if fault.kind == "kill" else ""
+    if host:
+        target = f"agent of {host}" if target == "agent" else host
+    saving = " while it saves" * fault.in_save
+    seconds = f"{fault.seconds:g}" * bool(fault.seconds)
+    return str(fault.kind), f"{target}{saving}" or NONE, seconds
 
 
 def _struck(one: Struck) -> dict[str, Any]:
     return {
         **_fault(one.strike),
+        "host": None if one.host is None else name_of(one.host),
         "what": one.what,
         "step": one.step,
         "exit": one.code,
+        "ends": [{"host": name_of(end.host), "exit": end.code} for end in one.ends],
         "lost_steps": one.lost_steps,
         "newest_before": folder(one.before),
         "restored": folder(one.restored),
@@ -123,7 +138,8 @@ def _struck(one: Struck) -> dict[str, Any]:
 def _row(one: Struck) -> tuple[str, ...]:
     began = (str(one.restored or "scratch")) if one.is_new_life else NONE
     after = one.problem or duration(1000 * one.seconds)
-    code = NONE if one.code is None else str(one.code)
+    ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in one.ends)
+    code = ends or (NONE if one.code is None else str(one.code))
     return str(one.step), one.what, code, str(one.lost_steps), began, after
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +10,26 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.testing.chaos.faults import Strike
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnd:
+    """An agent of one of several hosts that ended.
+
+    Attributes:
+        host: the number of the host.
+        code: its exit code, as a shell shows it.
+        codes: those that are right.
+    """
+
+    host: int
+    code: int
+    codes: tuple[int, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the code says what happened; the end of the run itself always may come."""
+        return self.code in (0, *self.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +52,9 @@ class Struck:
         seconds: from the end of the strike, or the new start after it, to the next step.
         orphans: processes of ranks that trained on without their agent.
         problem: why it did not go on; empty if it did.
+        host: which of several was struck; None for all of them, and where there is one.
+        ends: of the agents of several hosts.
+        due: where the new life had to begin at least, as far as was told; None: at ``after``.
     """
 
     strike: Strike
@@ -49,6 +72,9 @@ class Struck:
     seconds: float = 0.0
     orphans: tuple[int, ...] = ()
     problem: str = ""
+    host: int | None = None
+    ends: tuple[HostEnd, ...] = ()
+    due: CheckpointId | None = None
 
     @property
     def lost_steps(self) -> int:
@@ -70,6 +96,8 @@ class Ended:
         damages: what is wrong with checkpoints that nobody damaged, by name.
         differences: where its end differs from that of the undisturbed run.
         flaws: why its ledger does not prove that each sample was trained once; None if it has none.
+        worlds: numbers of ranks that made it, one after the other.
+        is_canonical: whether its bits are those of any number of ranks.
     """
 
     code: int
@@ -79,6 +107,8 @@ class Ended:
     damages: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
     flaws: tuple[str, ...] | None = None
+    worlds: tuple[int, ...] = ()
+    is_canonical: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +126,25 @@ class Evidence:
     ended: Ended
     struck: tuple[Struck, ...] = ()
     missed: tuple[Strike, ...] = ()
+
+
+def is_same_world(calm: Ended, ended: Ended) -> bool:
+    """Whether both were made by the same number of ranks from beginning to end."""
+    return set(calm.worlds) == set(ended.worlds) and len(set(ended.worlds)) <= 1
+
+
+def is_comparable(calm: Ended, ended: Ended) -> bool:
+    """Whether both must have the same bits: the same ranks made them, or any would have."""
+    return is_same_world(calm, ended) or (calm.is_canonical and ended.is_canonical)
+
+
+def ended_by(told: Struck, what: str, code: int, *right: int) -> Struck:
+    """Return a strike that ended the job.
+
+    Args:
+        told: what is known of it.
+        what: was done.
+        code: with which the job ended.
+        right: the codes that are right.
+    """
+    return replace(told, what=what, code=code, codes=right, is_new_life=code != 0)

@@ -11,7 +11,7 @@ class Kind(StrEnum):
     """What goes wrong."""
 
     KILL = "kill"
-    """SIGKILL to a rank, to the agent, or to every process of the job."""
+    """SIGKILL to a rank, to an agent, to every process of a host, or of the job."""
     STOP = "stop"
     """SIGSTOP to a rank, and SIGCONT after ``seconds``."""
     SLOW = "slow"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     CLOCK_SKEW = "clock_skew"
     """The wall clock of the job jumps by ``seconds`` and stays there."""
     CUT = "cut"
-    """The network between hosts is cut."""
+    """The link of a host is down for ``seconds``, and comes back."""
 
 
 class Target(StrEnum):
@@ -37,6 +37,7 @@ class Target(StrEnum):
 
     RANK = "rank"
     AGENT = "agent"
+    HOST = "host"
     JOB = "job"
 
 
@@ -50,7 +51,7 @@ class Planned:
         in_save: whether it waits until a checkpoint is being written.
         at: the part of the run in which it comes, as two shares of its steps.
         count: how often.
-        seconds: how long it lasts, or how far a clock jumps.
+        seconds: how long it lasts, how far a clock jumps, or how long a killed host is away.
     """
 
     kind: Kind
@@ -59,6 +60,18 @@ class Planned:
     at: tuple[float, float] = (0.1, 0.9)
     count: int = 1
     seconds: float = 0.0
+
+    @property
+    def needs_hosts(self) -> bool:
+        """Whether it is about one host of several."""
+        is_kill = self.kind is Kind.KILL and self.target is Target.HOST
+        return is_kill or self.kind is Kind.CUT
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it is for one host rather than for a rank of any, or for all."""
+        is_agent = self.kind is Kind.KILL and self.target is Target.AGENT
+        return self.needs_hosts or is_agent or self.kind is Kind.NOTICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,11 @@ class ChaosPlan:
         """Whether any of the faults is of this kind."""
         return any(one.kind is kind for one in self.faults)
 
+    @property
+    def needs_hosts(self) -> bool:
+        """Whether any of the faults is about one host of several."""
+        return any(one.needs_hosts for one in self.faults)
+
 
 @dataclass(frozen=True, slots=True)
 class Strike:
@@ -87,7 +105,7 @@ class Strike:
     Attributes:
         fault: what goes wrong.
         share: of the run's steps, where it comes.
-        victim: which of the ranks, as a share of their number.
+        victim: which of the ranks or hosts, as a share of their number.
         draw: decides what else is open: which bit is flipped.
     """
 
@@ -103,6 +121,10 @@ class Strike:
     def rank(self, ranks: int) -> int:
         """Return which of so many ranks it is for."""
         return min(int(self.victim * ranks), ranks - 1)
+
+    def host(self, hosts: int) -> int:
+        """Return which of so many hosts it is for."""
+        return self.rank(hosts)
 
 
 def draw_strikes(plan: ChaosPlan, seed: int) -> tuple[Strike, ...]:

@@ -9,14 +9,15 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.testing.chaos.clocks import why_not_moving
 from resilient.testing.chaos.faults import Kind
+from resilient.testing.chaos.namespaces import why_no_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
     from resilient.testing.chaos.faults import ChaosPlan
 
@@ -26,10 +27,20 @@ _TAKEN = {
     "events": "each of the two runs gets event files of its own",
     "storage_options": "the runs save in local folders, whose files can be damaged",
     "resume": "the struck run must find by itself where to go on",
-    "nnodes": "chaos starts one host",
-    "rdzv_endpoint": "chaos starts one host",
     "dry_run": "give it to `chaos run`",
 }
+_OF_ONE_HOST = {
+    "nnodes": "chaos starts one host, and more with `chaos run --hosts N`",
+    "rdzv_endpoint": "chaos starts one host, and more with `chaos run --hosts N`",
+}
+_OF_HOSTS = dict.fromkeys(
+    (
+        *("rdzv_endpoint", "rdzv_backend", "rdzv_id", "local_addr"),
+        *("node_rank", "master_addr", "master_port", "standalone"),
+    ),
+    "chaos says where its hosts meet",
+)
+_ALONE = "it is about one host of several: chaos run --hosts 2, or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +52,48 @@ class Machine:
         mounting: why a small file system cannot be mounted.
         tracing: why system calls of another process cannot be made to fail.
         moving: why the clock of one job cannot be moved.
+        hosts: why several hosts cannot be made.
     """
 
     processes: str = ""
     mounting: str = ""
     tracing: str = ""
     moving: str = ""
+    hosts: str = ""
 
 
-def look_at_machine(plan: ChaosPlan) -> Machine:
-    """Return what this machine can do, as far as the plan needs it."""
+def look_at_machine(plan: ChaosPlan, hosts: int = 1) -> Machine:
+    """Return what this machine can do, as far as the plan on so many hosts needs it."""
     return Machine(
         processes="" if sys.platform == "linux" else f"it needs /proc, and this is {sys.platform}",
         mounting=_why_not_mounting() if plan.has(Kind.DISK_FULL) else "",
         tracing=_why_not_tracing() if plan.has(Kind.STORAGE_ERROR) else "",
         moving=why_not_moving() if plan.has(Kind.CLOCK_SKEW) else "",
+        hosts=why_no_hosts() if hosts > 1 or plan.needs_hosts else "",
     )
 
 
-def refuse_impossible(plan: ChaosPlan, given: Collection[str], machine: Machine) -> None:
+def refuse_impossible(
+    plan: ChaosPlan, given: Mapping[str, Any], machine: Machine, hosts: int = 1
+) -> None:
     """Raise if any fault of the plan cannot be had, or the command leaves no room for it.
 
     Args:
         plan: the faults.
-        given: names of the options of `resilient train` that the command has.
+        given: the options of `resilient train` that the command has, by name.
         machine: what can be done here.
+        hosts: on how many the command shall run.
 
     Raises:
         ConfigError: it says all reasons.
     """
-    reasons = [
-        f"--{name.replace('_', '-')}: {why}" for name, why in _TAKEN.items() if name in given
-    ]
-    reasons += [
-        f"`{kind}`: {why}"
-        for kind, why in why_not(machine, has_notice="notice" in given).items()
-        if plan.has(kind)
-    ]
+    taken = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
+    reasons = [f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in given]
+    if hosts > 1:
+        reasons += filter(None, (_why_not_nodes(str(given.get("nnodes", "")), hosts),))
+        reasons += [f"--hosts {hosts}: {machine.hosts}"] * bool(machine.hosts)
+    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in given)
+    reasons += [f"`{kind}`: {why}" for kind, why in lacks.items()]
     if machine.processes:
         reasons.append(machine.processes)
     if reasons:
@@ -87,16 +103,34 @@ def refuse_impossible(plan: ChaosPlan, given: Collection[str], machine: Machine)
         )
 
 
-def why_not(machine: Machine, *, has_notice: bool = False) -> dict[Kind, str]:
-    """Return why faults cannot be had, by kind; kinds that can are not there."""
+def why_not(
+    plan: ChaosPlan, machine: Machine, *, hosts: int = 1, has_notice: bool = False
+) -> dict[str, str]:
+    """Return why faults of a plan cannot be had, by kind; kinds that can are not there."""
     reasons = {
-        Kind.DISK_FULL: machine.mounting,
-        Kind.STORAGE_ERROR: machine.tracing,
-        Kind.NOTICE: "the command has a --notice of its own" if has_notice else "",
-        Kind.CUT: "chaos starts one host, and one host has no network to cut",
-        Kind.CLOCK_SKEW: machine.moving,
+        Kind.DISK_FULL.value: machine.mounting,
+        Kind.STORAGE_ERROR.value: machine.tracing,
+        Kind.NOTICE.value: "the command has a --notice of its own" if has_notice else "",
+        Kind.CLOCK_SKEW.value: machine.moving,
     }
-    return {kind: why for kind, why in reasons.items() if why}
+    found = {kind: why for kind, why in reasons.items() if why and plan.has(Kind(kind))}
+    of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
+    names = {
+        "kill of a host" if one.kind is Kind.KILL else one.kind.value
+        for one in plan.faults
+        if one.needs_hosts
+    }
+    return found | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
+
+
+def _why_not_nodes(nnodes: str, hosts: int) -> str:
+    """Return why so many hosts do not fit ``MIN:MAX``, or nothing."""
+    bounds = nnodes.split(":")
+    if not nnodes or not all(one.isdecimal() for one in bounds):
+        return ""  # not given, or refused by the command itself
+    if int(bounds[0]) <= hosts <= int(bounds[-1]):
+        return ""
+    return f"--nnodes {nnodes}: there are {hosts} hosts, which must be in between"
 
 
 def _why_not_mounting() -> str:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilient.exit_codes import PERMANENT
 from resilient.storage.local import LocalStore
-from resilient.testing.chaos.processes import kill_all, rank_processes, send
+from resilient.testing.chaos.host import Host, name_of
+from resilient.testing.chaos.namespaces import kill_hosts
+from resilient.testing.chaos.telling import Telling
 from resilient.vault.registry.catalog import committed, folders_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from resilient.clock import Clock
     from resilient.format.names import CheckpointId
     from resilient.testing.chaos.clocks import MovableClock
+    from resilient.testing.chaos.namespaces import Network
     from resilient.testing.chaos.processes import RankProcess
 
-FOLDER = "{folder}"
-"""Stands in the user's command for the folder of the run."""
+FOLDER, HOST = "{folder}", "{host}"
+"""Stand in the user's command for the folder of the run, and for the name of each host."""
+MEETING_HOST = 0
+"""Where the hosts of a job meet: it serves the rendezvous."""
+_PORT = 29400
 _LOOK_SECONDS = 0.02
 
 
@@ -39,8 +43,21 @@ class WentWrong(Exception):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a job runs in.
+
+    Attributes:
+        hands: of the clock that its processes see; None: that of everybody.
+        network: its hosts; None: this machine alone.
+    """
+
+    hands: MovableClock | None = None
+    network: Network | None = None
+
+
 class Job:
-    """The same `resilient train` command on one folder.
+    """The same `resilient train` command on one folder, on one host or on each of several.
 
     Args:
         folder: of this run.
@@ -48,15 +65,19 @@ class Job:
         options: of `resilient train`, ours; those of the user come later and win.
         command: of the user: options, script and the script's own arguments.
         clock: time.
-        hands: of the clock that its processes see; None: that of everybody.
+        around: what it runs in.
 
     Attributes:
         folder: of this run.
         repository: where it saves.
         store: the same, to look into it.
         highest: the last step that any rank was ever seen to have finished.
+        reached: the same of each rank that was ever seen, by process.
         ranks: how many were seen at once.
-        hands: as given.
+        hands: of its clock.
+        network: between its hosts.
+        hosts: where it runs.
+        excused: hosts that are not there at its end, and rightly so.
     """
 
     def __init__(
@@ -66,71 +87,84 @@ class Job:
         options: Sequence[str],
         command: Sequence[str],
         clock: Clock,
-        hands: MovableClock | None = None,
+        around: Surroundings | None = None,
     ) -> None:
+        around = around or Surroundings()
         self.folder = folder
-        self.hands = hands
+        self.hands, self.network = around.hands, around.network
         self.repository = repository
         self.store = LocalStore(repository)
         self.highest = self.ranks = 0
+        self.reached: dict[int, int] = {}
+        self.excused: set[int] = set()
         self._clock = clock
-        self._events = folder / "events"
-        ours = ["--repo", str(repository), "--events", str(self._events), *options]
-        words = [word.replace(FOLDER, str(folder)) for word in command]
-        self._command = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def said(self) -> Path:
-        """What it has said, all starts."""
-        return self.folder / "said.txt"
-
-    @property
-    def pid(self) -> int:
-        """The agent of the last start."""
-        assert self._process is not None, "start() comes first"  # noqa: S101
-        return self._process.pid
+        self.hosts = [self._host(one, options, command) for one in range(len(self.network or "1"))]
+        self._telling = Telling([self._events(one.number) for one in self.hosts])
 
     def start(self) -> None:
-        """Run the command in the background."""
-        environ = self.hands.environ if self.hands else {}
-        with self.said.open("ab") as said:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
-                self._command,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, **environ},
-            )
+        """Run the command in the background, on all hosts on which it does not run."""
+        for one in self.hosts:
+            if one.starts == 0 or one.code() is not None:
+                one.start()
+
+    def revive(self) -> None:
+        """Start hosts again that have ended, as whoever has hosts would.
+
+        Not once any has ended with 0, for then the run is over, and not those that would end the
+        same way.
+        """
+        codes = [one.code() for one in self.hosts]
+        if 0 in codes:
+            return
+        for one, code in zip(self.hosts, codes, strict=True):
+            if code is not None and code not in PERMANENT:
+                one.start()
 
     def code(self) -> int | None:
-        """Return the exit code as a shell shows it, None while it runs."""
-        status = self._process.poll() if self._process else 0
-        return status if status is None or status >= 0 else 128 - status
+        """Return the exit code as a shell shows it, None while it runs.
+
+        Of several hosts that of the first that ended with another one than 0 and is not excused.
+        """
+        codes = {one.number: one.code() for one in self.hosts}
+        if None in codes.values():
+            return None
+        wrong = [code for number, code in codes.items() if code and number not in self.excused]
+        return next(iter(wrong), 0)
 
     def kill(self) -> None:
-        """Leave nothing of it running."""
-        if self._process is not None and self._process.poll() is None:
-            kill_all(self.pid)
-            self._process.wait()
+        """Leave nothing of it running: all processes die at one moment."""
+        kill_hosts([one.namespace for one in self.hosts if one.namespace])
+        for one in self.hosts:
+            one.kill()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the command."""
-        send([self.pid], signal.SIGTERM)
+        """Send SIGTERM to the command, on all hosts."""
+        for one in self.hosts:
+            one.terminate()
+
+    def processes(self) -> list[int]:
+        """Return everything that runs of it."""
+        return [pid for one in self.hosts for pid in one.processes()]
 
     def look(self) -> list[RankProcess]:
         """Return the ranks, and remember how far they are."""
-        found = rank_processes(self.pid)
+        found = [rank for one in self.hosts for rank in one.look()]
         self.highest = max([self.highest, *(one.step for one in found)])
+        self.reached |= {one.pid: one.step for one in found}
         self.ranks = max(self.ranks, len(found))
         return found
 
+    def last_step(self, pids: Iterable[int]) -> int:
+        """Return the last step that any of these was ever seen to have finished; at least 0."""
+        return max([0, *(self.reached.get(one, 0) for one in pids)])
+
     def facts(self) -> list[dict[str, Any]]:
-        """Return the events of rank 0, without a last line that is not whole."""
-        path = self._events / "rank-0.jsonl"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        """Return the events of rank 0."""
+        return self._telling.facts()
+
+    def worlds(self) -> tuple[int, ...]:
+        """Return how many ranks its lives had, by what the agents told, without repetition."""
+        return self._telling.worlds()
 
     def newest(self) -> CheckpointId | None:
         """Return the newest committed checkpoint."""
@@ -155,14 +189,26 @@ class Job:
         assert code is not None, "nothing else ends that wait"  # noqa: S101
         return code
 
-    def until(self, holds: Callable[[], object], within_seconds: float) -> int | None:
+    def until(
+        self,
+        holds: Callable[[], object],
+        within_seconds: float,
+        tend: Callable[[], None] | None = None,
+    ) -> int | None:
         """Wait until something holds or the job has ended; return the exit code of the latter.
+
+        Args:
+            holds: asked again and again.
+            within_seconds: how long to wait.
+            tend: called each time before.
 
         Raises:
             WentWrong: neither came in time.
         """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
+            if tend is not None:
+                tend()
             # Asked first, so that what a job has done at its end is seen below.
             code = self.code()
             if code is None:
@@ -172,5 +218,29 @@ class Job:
             if code is not None:
                 return code
             if self._clock.monotonic_seconds() > deadline_seconds:
-                raise WentWrong(f"nothing happened within {within_seconds:g} s")
+                ended = self._ended() if len(self.hosts) > 1 else ""
+                raise WentWrong(f"nothing happened within {within_seconds:g} s{ended}")
             self._clock.sleep(_LOOK_SECONDS)
+
+    def _ended(self) -> str:
+        codes = {one.name: one.code() for one in self.hosts}
+        return "".join(f", {name} ended with {code}" for name, code in codes.items() if code)
+
+    def _events(self, number: int) -> Path:
+        events = self.folder / "events"
+        return events if self.network is None else events / name_of(number)
+
+    def _host(self, number: int, options: Sequence[str], command: Sequence[str]) -> Host:
+        network, name = self.network, name_of(number)
+        ours = ["--repo", str(self.repository), "--events", str(self._events(number))]
+        said = self.folder / "said.txt"
+        if network is not None:
+            said = self.folder / f"said-{name}.txt"
+            ours += ["--nnodes", f"1:{len(network)}", "--rdzv-id", "chaos"]
+            ours += ["--rdzv-endpoint", f"{network.address(MEETING_HOST)}:{_PORT}"]
+            ours += ["--local-addr", network.address(number)]
+        ours += [word.replace(HOST, name) for word in options]
+        words = [word.replace(FOLDER, str(self.folder)).replace(HOST, name) for word in command]
+        whole = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
+        environ = self.hands.environ if self.hands else {}
+        return Host(number, whole, said, network[number] if network else None, environ)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, ResilientError
 from resilient.format.names import parse_checkpoint
+from resilient.testing.chaos.evidence import is_comparable, is_same_world
 from resilient.vault.health.verify import verify
 from resilient.vault.ledger.audit import audit
 from resilient.vault.ledger.segments import list_segments
-from resilient.vault.registry.catalog import committed, lineage
+from resilient.vault.registry.catalog import committed, lineage, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -35,16 +36,35 @@ def saved_steps(job: Job) -> tuple[int, ...]:
     return tuple(one.step for one in found if one)
 
 
-def examine(job: Job, ended: Ended, struck: Sequence[Struck], calm: Store) -> Ended:
+def measure(job: Job, ended: Ended) -> Ended:
+    """Return an end with what its bits depend on: how many ranks made it, and in which order."""
+    newest = newest_whole(job.store)
+    if newest is None:
+        return ended
+    manifest = read_manifest(job.store, newest)
+    line = lineage(job.store).candidates
+    has_ledger = bool(line) and bool(list_segments(job.store))
+    worlds = audit(job.store, line).ranks if has_ledger else ()
+    return replace(
+        ended,
+        worlds=worlds or job.worlds() or (int(manifest.world["size"]),),
+        is_canonical=manifest.config.get("reduction") == "canonical",
+    )
+
+
+def examine(
+    job: Job, ended: Ended, struck: Sequence[Struck], calm: Ended, calm_store: Store
+) -> Ended:
     """Return an end with what is left of it: damages, differences, what the ledger proves."""
     store = job.store
     newest = job.newest()
     done = not ended.code and not ended.problem
+    ended = measure(job, ended)
     return replace(
         ended,
         step=newest.step if newest else 0,
         damages=_damages(store, {one.damaged for one in struck if one.damaged}),
-        differences=_differences(calm, store) if done else (),
+        differences=_differences(calm_store, store, calm, ended) if done else (),
         flaws=_flaws(store),
     )
 
@@ -69,12 +89,17 @@ def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointI
     return "; ".join(f"{one.file}: {one.problem}" for one in hits)
 
 
-def _differences(calm: Store, struck: Store) -> tuple[str, ...]:
+def _differences(calm: Store, struck: Store, calmly: Ended, ended: Ended) -> tuple[str, ...]:
     # Torch takes seconds to load, and nobody else here needs it.
     from resilient.testing.endings import differences, ending
 
+    if not is_comparable(calmly, ended):
+        return ()
+    # What each rank has of its own, other ranks have otherwise.
+    with_own = is_same_world(calmly, ended)
     try:
-        found = differences(ending(calm), ending(struck))
+        one, other = (ending(store, with_own=with_own) for store in (calm, struck))
+        found = differences(one, other)
     except ResilientError as error:
         return (f"the end cannot be read: {error.message}",)
     more = len(found) - _DIFFERENCES_MAX

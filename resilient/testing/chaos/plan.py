@@ -6,11 +6,11 @@
 
     [[fault]]
     kind = "kill"            # see resilient.testing.chaos.faults.Kind
-    target = "rank"          # rank, agent or job; of kill only
+    target = "rank"          # rank, agent, host or job; of kill only
     during = "save"          # waits until a checkpoint is being written; of kill only
     at = [0.2, 0.5]          # shares of the run's steps
     count = 2
-    seconds = 5.0            # of stop, slow, notice, storage_error, disk_full, clock_skew
+    seconds = 5.0            # of all but preempt, bit_flip, and a kill of no host
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _TIMED = {
     Kind.STORAGE_ERROR: 60.0,
     Kind.DISK_FULL: 60.0,
     Kind.CLOCK_SKEW: 3600.0,
+    Kind.CUT: 30.0,
 }
 """Kinds with ``seconds``, and how many they have when a plan does not say."""
+_AWAY_SECONDS = 10.0
 
 
 def shipped() -> list[ChaosPlan]:
@@ -85,16 +87,18 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
 
 def _fault(entry: Mapping[str, Any], where: str) -> Planned:
     kind = Kind(_word(entry, "kind", [one.value for one in Kind], where))
-    own = ("target", "during") if kind is Kind.KILL else ("seconds",) if kind in _TIMED else ()
-    _known(entry, ("kind", "at", "count", *own), f"{where} (`{kind}`)")
-    targets = [one.value for one in Target]
+    own = ("target", "during") if kind is Kind.KILL else ()
+    target = Target(_word(entry, "target", [one.value for one in Target], where, "rank"))
+    seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
+    timed = () if seconds is None else ("seconds",)
+    _known(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
     return Planned(
         kind,
-        target=Target(_word(entry, "target", targets, where, "rank")),
+        target=target,
         in_save=_word(entry, "during", ["save", ""], where, "") == "save",
         at=_window(entry.get("at", [0.1, 0.9]), where),
         count=_count(entry.get("count", 1), where),
-        seconds=_seconds(entry.get("seconds", _TIMED.get(kind, 0.0)), kind, where),
+        seconds=_seconds(entry.get("seconds", seconds or 0.0), kind, where),
     )
 
 

@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING
 from resilient.world.pulse import read_signs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _PULSE = re.compile(r" (/\S+/pulse-([0-9]+))$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One rank of this host.
+    """One rank of a host.
 
     Attributes:
         local_rank: its number.
         pid: its process.
         step: the last that it has finished, -1 for none in this life.
+        host: its number, of those of a job.
     """
 
     local_rank: int
     pid: int
     step: int
+    host: int = 0
 
 
 def children(pid: int) -> list[int]:
@@ -85,9 +87,14 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 def kill_all(pid: int) -> list[int]:
     """Kill a process and all below it at one moment; return whom."""
-    victims = [pid, *descendants(pid)]
+    return kill_together(lambda: [pid, *descendants(pid)])
+
+
+def kill_together(find: Callable[[], list[int]]) -> list[int]:
+    """Kill the processes that are found, at one moment; return whom."""
+    victims = find()
     # Stopped first, so that none of them sees another one die.
     send(victims, signal.SIGSTOP)
-    victims += [one for one in descendants(pid) if one not in victims]
+    victims += [one for one in find() if one not in victims]
     send(victims, signal.SIGKILL)
     return victims

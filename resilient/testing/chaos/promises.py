@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from resilient.testing.chaos.evidence import is_comparable
 from resilient.testing.chaos.faults import Kind, Target
 
 if TYPE_CHECKING:
@@ -94,14 +95,22 @@ def _survival(evidence: Evidence) -> Promise:
 
 
 def _exit_codes(evidence: Evidence) -> Promise:
-    tested = [one for one in evidence.struck if one.code is not None]
-    wrong = [
-        f"{one.what}: {one.code} and not {_words(one.codes)}"
-        for one in tested
-        if one.code not in one.codes
-    ]
+    tested = [one for one in evidence.struck if one.code is not None or one.ends]
+    wrong = [f"{one.what}: {said}" for one in tested for said in _wrong_codes(one)]
     text = "exit codes say why the job ended"
     return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
+
+
+def _wrong_codes(one: Struck) -> list[str]:
+    if one.ends:
+        # Each host's for itself; the job's is one of them.
+        return [
+            f"host-{end.host} ended with {end.code} and not {_words(end.codes)}"
+            for end in one.ends
+            if not end.is_right
+        ]
+    is_wrong = one.code is not None and one.code not in one.codes
+    return [f"{one.code} and not {_words(one.codes)}"] * is_wrong
 
 
 def _atomic(evidence: Evidence) -> Promise:
@@ -133,9 +142,10 @@ def _detection(evidence: Evidence) -> Promise:
 def _available(evidence: Evidence) -> Promise:
     tested = [one for one in evidence.struck if one.is_new_life and not one.problem]
     wrong = [
-        f"{one.what}: began from {one.restored or 'scratch'}, and {one.after} was whole"
+        f"{one.what}: began from {one.restored or 'scratch'}, and {due} was whole"
         for one in tested
-        if one.after and not one.is_mended and (one.restored is None or one.restored < one.after)
+        for due in (one.due or one.after,)
+        if due and not one.is_mended and (one.restored is None or one.restored < due)
     ]
     text = "a new life begins from the newest checkpoint that is whole"
     return _judged("available", text, wrong, len(tested), "no fault ended a life")
@@ -173,10 +183,18 @@ def _once(evidence: Evidence) -> Promise:
 
 
 def _exact(evidence: Evidence) -> Promise:
-    ended = evidence.ended
+    calm, ended = evidence.calm, evidence.ended
     text = "the end is that of the undisturbed run, bit for bit"
+    why = "the run did not get to its end"
     is_tested = not ended.code and not ended.problem
-    return _judged("exact", text, ended.differences, is_tested, "the run did not get to its end")
+    if is_tested and not is_comparable(calm, ended):
+        struck_by, calm_by = (", ".join(map(str, one.worlds)) for one in (ended, calm))
+        is_tested = False
+        why = (
+            f"ranks were {struck_by}, and {calm_by} in the undisturbed run: only "
+            'reduction="canonical" has the same bits then'
+        )
+    return _judged("exact", text, ended.differences, is_tested, why)
 
 
 def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -> Promise:

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError
-from resilient.format.names import parse_checkpoint
 from resilient.testing.chaos.clocks import MovableClock
 from resilient.testing.chaos.evidence import Ended, Evidence
 from resilient.testing.chaos.faults import Kind, draw_strikes
 from resilient.testing.chaos.feasible import mount_small, unmount
-from resilient.testing.chaos.job import Job, WentWrong
-from resilient.testing.chaos.leftovers import examine, newest_whole, saved_steps
-from resilient.testing.chaos.strikes import NOTICE_FILE, Striker, is_ready
+from resilient.testing.chaos.job import HOST, Job, Surroundings
+from resilient.testing.chaos.leftovers import examine, measure, saved_steps
+from resilient.testing.chaos.namespaces import Network
+from resilient.testing.chaos.strikes import NOTICE_FILE
+from resilient.testing.chaos.struck_run import StruckRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from resilient.clock import Clock
-    from resilient.testing.chaos.evidence import Struck
-    from resilient.testing.chaos.faults import ChaosPlan, Strike
+    from resilient.testing.chaos.faults import ChaosPlan
 
 CALM, STRUCK = "calm", "struck"
 _DISK = "disk"
@@ -42,6 +42,7 @@ class Rehearsal:
         command: what follows `resilient train`.
         folder: of both runs.
         within_seconds: how long a job may take to go on after a fault.
+        hosts: on how many it runs.
     """
 
     plan: ChaosPlan
@@ -49,6 +50,7 @@ class Rehearsal:
     command: tuple[str, ...]
     folder: Path
     within_seconds: float = 600.0
+    hosts: int = 1
 
 
 def rehearse(wish: Rehearsal, clock: Clock, tell: Callable[[str], None]) -> Evidence:
@@ -68,21 +70,26 @@ def rehearse(wish: Rehearsal, clock: Clock, tell: Callable[[str], None]) -> Evid
     """
     clear(wish.folder)
     with ExitStack() as ends:
-        calm = Job(wish.folder / CALM, wish.folder / CALM / _REPOSITORY, (), wish.command, clock)
+        network = ends.enter_context(Network(wish.hosts)) if wish.hosts > 1 else None
+        home, around = wish.folder / CALM, Surroundings(network=network)
+        calm = Job(home, home / _REPOSITORY, (), wish.command, clock, around)
         ends.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
         tell("the undisturbed run")
-        calmly = _run_calm(calm)
+        calmly = measure(calm, _run_calm(calm))
         calm_seconds = clock.monotonic_seconds() - began_seconds
         tell(f"the undisturbed run: {calmly.step} steps in {calm_seconds:.0f} s")
         repository = ends.enter_context(_place(wish, calm))
         hands = MovableClock(wish.folder / STRUCK) if wish.plan.has(Kind.CLOCK_SKEW) else None
-        struck = Job(wish.folder / STRUCK, repository, _options(wish), wish.command, clock, hands)
+        around = Surroundings(hands, network)
+        options = _options(wish)
+        struck = Job(wish.folder / STRUCK, repository, options, wish.command, clock, around)
         ends.callback(struck.kill)
-        run = _StruckRun(wish, struck, clock, max(wish.within_seconds, _CALM_FACTOR * calm_seconds))
-        evidence = run.through(calmly, tell)
+        patience_seconds = max(wish.within_seconds, _CALM_FACTOR * calm_seconds)
+        run = StruckRun(struck, clock, wish.within_seconds, patience_seconds)
+        evidence = run.through(draw_strikes(wish.plan, wish.seed), calmly, tell)
         tell("comparing")
-        left = examine(struck, evidence.ended, evidence.struck, calm.store)
+        left = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
         return replace(evidence, ended=left)
 
 
@@ -112,7 +119,7 @@ def _run_calm(job: Job) -> Ended:
     if code:
         raise ConfigError(
             f"the undisturbed run ended with {code}, so there is nothing to compare with",
-            hint=f"tail {job.said}",
+            hint=f"tail {next((one.said for one in job.hosts if one.code()), job.folder)}",
         )
     if newest is None:
         raise ConfigError(
@@ -130,9 +137,12 @@ def _run_calm(job: Job) -> Ended:
 
 def _options(wish: Rehearsal) -> list[str]:
     """Return options for the struck run; the same ones given by the user come later and win."""
-    count = sum(one.count for one in wish.plan.faults)
-    notice = ["--notice", f"file:{wish.folder / STRUCK / NOTICE_FILE}"]
-    return ["--max-restarts", str(count + 3), *(notice if wish.plan.has(Kind.NOTICE) else [])]
+    often = str(sum(one.count for one in wish.plan.faults) + 3)
+    file = wish.folder / STRUCK / NOTICE_FILE.format(host=HOST)
+    notice = ["--notice", f"file:{file}"] if wish.plan.has(Kind.NOTICE) else []
+    # A host that is struck often is not an unhealthy one, which the others leave out.
+    healthy = ["--max-host-failures", often] if wish.hosts > 1 else []
+    return ["--max-restarts", often, *healthy, *notice]
 
 
 @contextmanager
@@ -157,104 +167,3 @@ def _place(wish: Rehearsal, calm: Job) -> Iterator[Path]:
         if disk.is_mount():
             unmount(disk)
         disk.rmdir()
-
-
-class _StruckRun:
-    """Leads one job through all strikes.
-
-    Args:
-        wish: what is to be tried.
-        job: not started yet.
-        clock: time.
-        patience_seconds: until a step comes at which something is struck, and until the end.
-    """
-
-    def __init__(self, wish: Rehearsal, job: Job, clock: Clock, patience_seconds: float) -> None:
-        self._strikes = draw_strikes(wish.plan, wish.seed)
-        self._job = job
-        self._clock = clock
-        self._within_seconds = wish.within_seconds
-        self._patience_seconds = patience_seconds
-        self._striker = Striker(job, clock, wish.within_seconds)
-        self._struck: list[Struck] = []
-
-    def through(self, calm: Ended, tell: Callable[[str], None]) -> Evidence:
-        """Start the job, strike it, wait for its end; whatever goes wrong is part of what is seen.
-
-        A fault that ends a life waits until the run has saved since the one before: life after
-        life without a new checkpoint would rightly be taken for a crash loop.
-        """
-        self._job.start()
-        missed: tuple[Strike, ...] = ()
-        problem, code = "", None
-        try:
-            for number, strike in enumerate(self._strikes):
-                code = self._reach(strike, calm.step)
-                if code is not None:
-                    missed = self._strikes[number:]
-                    break
-                self._struck.append(self._strike(strike))
-                tell(f"{number + 1}/{len(self._strikes)}  {self._struck[-1].what}")
-                if self._struck[-1].problem:
-                    problem, missed = self._struck[-1].problem, self._strikes[number + 1 :]
-                    break
-            if not problem and code is None:
-                code = self._job.wait(self._patience_seconds)
-        except WentWrong as error:
-            problem, code = str(error), error.code
-            missed = self._strikes[len(self._struck) :]
-        self._job.kill()
-        ended = Ended(code if code is not None else 1, problem, steps=saved_steps(self._job))
-        return Evidence(calm, ended, tuple(self._struck), missed)
-
-    def _reach(self, strike: Strike, steps: int) -> int | None:
-        """Wait for the step of a strike; return the exit code if the job ended before."""
-        job, step = self._job, strike.step(steps)
-        last = next((one for one in reversed(self._struck) if one.is_new_life), None)
-
-        def is_due() -> bool:
-            return (
-                job.highest >= step
-                and bool(job.look())
-                and (last is None or job.newest() != last.after)
-                and is_ready(strike, job)
-            )
-
-        return job.until(is_due, self._patience_seconds)
-
-    def _strike(self, strike: Strike) -> Struck:
-        job = self._job
-        old, told = {one.pid for one in job.look()}, len(job.facts())
-        struck = self._striker.strike(strike)
-        struck = replace(struck, after=newest_whole(job.store))
-        if struck.code == 0:
-            return struck
-        began_seconds = self._clock.monotonic_seconds()
-        if struck.code is not None:
-            job.start()
-        try:
-            code = job.until(lambda: self._goes_on(old, struck.step), self._within_seconds)
-            problem = f"it ended with {code}" if code else ""
-        except WentWrong as error:
-            problem = str(error)
-        seconds = self._clock.monotonic_seconds() - began_seconds
-        pids = {one.pid for one in job.look()}
-        is_new_life = struck.is_new_life or bool(pids - old)
-        struck = replace(struck, seconds=seconds, problem=problem, is_new_life=is_new_life)
-        return self._with_resume(struck, told)
-
-    def _goes_on(self, old: set[int], step: int) -> bool:
-        """Whether all ranks have finished a step since: of a new life, or beyond those before."""
-        ranks = self._job.look()
-        if not ranks or len(ranks) < self._job.ranks:
-            return False
-        is_new = all(one.pid not in old and one.step >= 0 for one in ranks)
-        return is_new or all(one.pid in old and one.step > step for one in ranks)
-
-    def _with_resume(self, struck: Struck, told: int) -> Struck:
-        """Add where the new life began."""
-        facts = self._job.facts()[told:]
-        names = [one["checkpoint"] for one in facts if one["event"] == "CheckpointRestored"]
-        is_mended = any(one["event"] == "CheckpointMended" for one in facts)
-        restored = parse_checkpoint(names[0]) if names else None
-        return replace(struck, restored=restored, is_mended=is_mended)

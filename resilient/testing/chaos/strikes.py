@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from resilient.testing.chaos.evidence import Struck
+from resilient.testing.chaos.damage import broken_syncs, flip_bit, full
+from resilient.testing.chaos.evidence import Struck, ended_by
+from resilient.testing.chaos.failing_saves import until_a_save_fails
 from resilient.testing.chaos.faults import Kind, Target
+from resilient.testing.chaos.honesty import KILLED, STOPPED
 from resilient.testing.chaos.job import WentWrong
-from resilient.testing.chaos.processes import descendants, is_running, kill_all, send
+from resilient.testing.chaos.processes import is_running, send
 from resilient.vault.health.verify import verify
 from resilient.vault.registry.catalog import committed, folders_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from resilient.clock import Clock
     from resilient.testing.chaos.faults import Strike
+    from resilient.testing.chaos.host import Host
     from resilient.testing.chaos.job import Job
+    from resilient.testing.chaos.processes import RankProcess
 
-NOTICE_FILE = "notice.json"
-_KILLED, _PREEMPTED = 137, 75
-_SAVE_FAILED = (69, 73)
+NOTICE_FILE = "notice-{host}.json"
 _ORPHANS_SECONDS = 30.0
 _SLICE_SECONDS, _AWAKE = 0.1, 0.1
-_BLOCK = bytes(1 << 16)
 
 
 class Striker:
@@ -57,6 +55,7 @@ class Striker:
             Kind.STORAGE_ERROR: self._break_storage,
             Kind.DISK_FULL: self._fill_disk,
             Kind.CLOCK_SKEW: self._move_clock,
+            Kind.CUT: self._cut,
         }
 
     def strike(self, strike: Strike) -> Struck:
@@ -65,11 +64,14 @@ class Striker:
         Raises:
             WentWrong: the job did not end in time, or ended before it was struck.
         """
-        before = self._job.newest()
-        told = Struck(strike, str(strike.fault.kind), self._job.highest, before=before)
+        job = self._job
+        ranks = [one.pid for one in job.look()]
+        is_of_host = strike.fault.is_of_host and len(job.hosts) > 1
+        host = strike.host(len(job.hosts)) if is_of_host else None
+        told = Struck(strike, str(strike.fault.kind), job.highest, before=job.newest(), host=host)
         struck = self._ways[strike.fault.kind](told)
-        # A rank may have finished steps while it was struck.
-        return replace(struck, step=max(struck.step, self._job.highest))
+        # Ranks may have finished steps while they were struck; those of another life count none.
+        return replace(struck, step=job.last_step(ranks) or struck.step)
 
     def _kill(self, told: Struck) -> Struck:
         fault = told.strike.fault
@@ -77,21 +79,55 @@ class Striker:
             self._until_it_saves()
         told = replace(told, before=self._job.newest())
         if fault.target is Target.RANK:
-            rank, pid = self._victim(told)
-            send([pid], signal.SIGKILL)
-            return replace(told, what=f"SIGKILL to rank {rank}", is_new_life=True)
+            victim = self._victim(told)
+            send([victim.pid], signal.SIGKILL)
+            what = f"SIGKILL to {self._name(victim)}"
+            return replace(told, what=what, host=self._place(victim), is_new_life=True)
         if fault.target is Target.JOB:
             return self._kill_job(replace(told, what="SIGKILL to the whole job"))
-        ranks = [one.pid for one in self._job.look()]
-        send([self._job.pid], signal.SIGKILL)
-        code = self._job.wait(self._within_seconds)
-        what = "SIGKILL to the agent"
-        return replace(self._ended(told, what, code, _KILLED), orphans=self._orphans(ranks))
+        if fault.target is Target.HOST:
+            return self._kill_host(told)
+        return self._kill_agent(told)
 
     def _kill_job(self, told: Struck) -> Struck:
-        kill_all(self._job.pid)
+        self._job.kill()
         code = self._job.wait(self._within_seconds)
-        return self._ended(told, told.what, code, _KILLED)
+        return ended_by(told, told.what, code, KILLED)
+
+    def _kill_host(self, told: Struck) -> Struck:
+        host, seconds = self._host(told), told.strike.fault.seconds
+        host.kill()
+        self._watch(seconds)
+        what = f"SIGKILL to all of {host.name}, which is away for {seconds:g} s"
+        return replace(told, what=what, is_new_life=True)
+
+    def _kill_agent(self, told: Struck) -> Struck:
+        host = self._host(told)
+        ranks = [one.pid for one in host.look()]
+        host.kill_agent()
+        if told.host is not None:
+            told = replace(told, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
+            return replace(told, orphans=self._orphans(ranks))
+        code = self._job.wait(self._within_seconds)
+        what = "SIGKILL to the agent"
+        return replace(ended_by(told, what, code, KILLED), orphans=self._orphans(ranks))
+
+    def _cut(self, told: Struck) -> Struck:
+        host, seconds, network = self._host(told), told.strike.fault.seconds, self._job.network
+        assert network is not None, "a plan with this fault starts the job on hosts"  # noqa: S101
+        network.cut(host.number)
+        try:
+            self._watch(seconds)
+        finally:
+            network.join(host.number)
+        return replace(told, what=f"{host.name} cut off for {seconds:g} s")
+
+    def _watch(self, seconds: float) -> None:
+        """Wait, and see how far ranks get meanwhile."""
+        deadline_seconds = self._clock.monotonic_seconds() + seconds
+        while self._clock.monotonic_seconds() < deadline_seconds:
+            self._job.look()
+            self._clock.sleep(_SLICE_SECONDS)
 
     def _orphans(self, ranks: list[int]) -> tuple[int, ...]:
         deadline_seconds = self._clock.monotonic_seconds() + _ORPHANS_SECONDS
@@ -104,32 +140,32 @@ class Striker:
         return left
 
     def _stop(self, told: Struck) -> Struck:
-        rank, pid = self._victim(told)
-        seconds = told.strike.fault.seconds
-        send([pid], signal.SIGSTOP)
+        victim, seconds = self._victim(told), told.strike.fault.seconds
+        send([victim.pid], signal.SIGSTOP)
         self._clock.sleep(seconds)
-        send([pid], signal.SIGCONT)
-        return replace(told, what=f"SIGSTOP to rank {rank} for {seconds:g} s")
+        send([victim.pid], signal.SIGCONT)
+        what = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
+        return replace(told, what=what, host=self._place(victim))
 
     def _slow(self, told: Struck) -> Struck:
-        rank, pid = self._victim(told)
-        seconds = told.strike.fault.seconds
+        victim, seconds = self._victim(told), told.strike.fault.seconds
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
-            send([pid], signal.SIGSTOP)
+            send([victim.pid], signal.SIGSTOP)
             self._clock.sleep(_SLICE_SECONDS * (1 - _AWAKE))
-            send([pid], signal.SIGCONT)
+            send([victim.pid], signal.SIGCONT)
             self._clock.sleep(_SLICE_SECONDS * _AWAKE)
-        return replace(told, what=f"rank {rank} with a tenth of its time for {seconds:g} s")
+        what = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
+        return replace(told, what=what, host=self._place(victim))
 
     def _preempt(self, told: Struck) -> Struck:
         self._job.terminate()
         code = self._job.wait(self._within_seconds)
-        return self._ended(told, "SIGTERM to the job", code, _PREEMPTED, 0)
+        return ended_by(told, "SIGTERM to the job", code, STOPPED, 0)
 
     def _notice(self, told: Struck) -> Struck:
-        seconds = told.strike.fault.seconds
-        path = self._job.folder / NOTICE_FILE
+        host, seconds = self._host(told), told.strike.fault.seconds
+        path = self._job.folder / NOTICE_FILE.format(host=host.name)
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps({"reason": "chaos", "seconds": seconds}), encoding="utf-8")
         fresh.replace(path)
@@ -137,8 +173,9 @@ class Striker:
             code = self._job.wait(self._within_seconds)
         finally:
             path.unlink()
-        what = f"a notice that the host goes in {seconds:g} s"
-        return self._ended(told, what, code, _PREEMPTED, 0)
+        which = "the host" if told.host is None else host.name
+        what = f"a notice that {which} goes in {seconds:g} s"
+        return ended_by(told, what, code, STOPPED, 0)
 
     def _flip(self, told: Struck) -> Struck:
         killed = self._kill_job(told)
@@ -153,15 +190,14 @@ class Striker:
         return replace(killed, what=what, before=newest, damaged=newest, is_found=is_found)
 
     def _break_storage(self, told: Struck) -> Struck:
-        pids = [self._job.pid, *descendants(self._job.pid)]
         told = replace(told, what="EIO from fsync")
-        with broken_syncs(pids, self._clock):
-            return self._until_a_save_fails(told)
+        with broken_syncs(self._job.processes(), self._clock):
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
 
     def _fill_disk(self, told: Struck) -> Struck:
         told = replace(told, what="no space left")
         with full(self._job.repository / "chaos-ballast"):
-            return self._until_a_save_fails(told)
+            return until_a_save_fails(self._job, self._clock, self._within_seconds, told)
 
     def _move_clock(self, told: Struck) -> Struck:
         hands, seconds = self._job.hands, told.strike.fault.seconds
@@ -169,47 +205,27 @@ class Striker:
         hands.move(seconds)
         return replace(told, what=f"the time of day jumps by {seconds:+g} s")
 
-    def _until_a_save_fails(self, told: Struck) -> Struck:
-        count = len(self._job.facts())
-
-        def has_failed() -> bool:
-            return any(one["event"] == "SaveAborted" for one in self._job.facts()[count:])
-
-        seconds = told.strike.fault.seconds
-        began_seconds = self._clock.monotonic_seconds()
-        try:
-            code = self._job.until(has_failed, seconds)
-        except WentWrong:
-            # Nothing was saved meanwhile, or it was not noticed; the run goes on.
-            return replace(told, what=f"{told.what} for {seconds:g} s, and no save failed")
-        took_seconds = self._clock.monotonic_seconds() - began_seconds
-        what = f"{told.what} for {took_seconds:.1f} s"
-        if code is None and self._ends_soon():
-            code = self._job.wait(self._within_seconds)
-        if code is None:
-            return replace(told, what=what)
-        return self._ended(told, what, code, *_SAVE_FAILED)
-
-    def _ends_soon(self) -> bool:
-        """Whether a failed save ends the job: it does unless the script says otherwise."""
-        step = self._job.highest
-        code = self._job.until(lambda: self._job.highest > step + 2, self._within_seconds)
-        return code is not None
-
     def _until_it_saves(self) -> None:
         code = self._job.until(self._job.is_saving, self._within_seconds)
         if code is not None:
             raise WentWrong("it ended before it saved again", code)
 
-    def _victim(self, told: Struck) -> tuple[int, int]:
+    def _victim(self, told: Struck) -> RankProcess:
         ranks = self._job.look()
         if not ranks:
             raise WentWrong("no rank was there to be struck", self._job.code())
-        chosen = ranks[told.strike.rank(len(ranks))]
-        return chosen.local_rank, chosen.pid
+        return ranks[told.strike.rank(len(ranks))]
 
-    def _ended(self, told: Struck, what: str, code: int, *right: int) -> Struck:
-        return replace(told, what=what, code=code, codes=right, is_new_life=code != 0)
+    def _name(self, victim: RankProcess) -> str:
+        place = self._place(victim)
+        of_host = "" if place is None else f" of {self._job.hosts[place].name}"
+        return f"rank {victim.local_rank}{of_host}"
+
+    def _place(self, victim: RankProcess) -> int | None:
+        return victim.host if len(self._job.hosts) > 1 else None
+
+    def _host(self, told: Struck) -> Host:
+        return self._job.hosts[told.host or 0]
 
 
 def is_ready(strike: Strike, job: Job) -> bool:
@@ -217,67 +233,3 @@ def is_ready(strike: Strike, job: Job) -> bool:
     if strike.fault.kind is not Kind.BIT_FLIP:
         return True
     return sum(not verify(job.store, one) for one in committed(job.store)[:3]) > 1
-
-
-def flip_bit(path: Path, random: Random) -> None:
-    """Change one bit of a file where it lies."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        bit = random.randrange(8 * size)
-        file.seek(bit // 8)
-        byte = file.read(1)[0] ^ 1 << bit % 8
-        file.seek(bit // 8)
-        file.write(bytes([byte]))
-
-
-@contextmanager
-def full(ballast: Path) -> Iterator[None]:
-    """Leave no free byte in the file system of ``ballast`` inside."""
-    try:
-        with ballast.open("wb", buffering=0) as file:
-            size = len(_BLOCK)
-            while size:
-                try:
-                    file.write(_BLOCK[:size])
-                except OSError:
-                    # Smaller and smaller, until not even one byte fits.
-                    size //= 2
-        yield
-    finally:
-        ballast.unlink(missing_ok=True)
-
-
-@contextmanager
-def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) -> Iterator[None]:
-    """Let fsync fail with EIO in these processes, and in what they start, inside.
-
-    Raises:
-        WentWrong: they cannot be traced.
-    """
-    calls = "fsync,fdatasync"
-    command = ["strace", "-qq", "-f", "-o", "/dev/null", "-e", f"trace={calls}"]
-    command += ["-e", f"inject={calls}:error=EIO"]
-    for pid in pids:
-        command += ["-p", str(pid)]
-    tracer = subprocess.Popen(  # noqa: S603 - a fixed program
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        deadline_seconds = clock.monotonic_seconds() + within_seconds
-        while not all(_is_traced(pid) for pid in pids if is_running(pid)):
-            if tracer.poll() is not None or clock.monotonic_seconds() > deadline_seconds:
-                raise WentWrong("strace does not get hold of the job")
-            clock.sleep(_SLICE_SECONDS)
-        yield
-    finally:
-        # It lets go of whom it traces, and they go on.
-        tracer.terminate()
-        tracer.wait()
-
-
-def _is_traced(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8") as file:  # noqa: PTH123
-            return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
-    except OSError:
-        return True

@@ -40,7 +40,9 @@ def test_a_plan_says_what_strikes_whom_when_and_for_how_long():
     [
         ('kind = "kil"', "`kind` is 'kil'", "kill"),
         ("count = 1", "`kind` is missing", "kill"),
-        ('kind = "kill"\ntarget = "disk"', "`target` is 'disk'", "rank, agent, job"),
+        ('kind = "kill"\ntarget = "disk"', "`target` is 'disk'", "rank, agent, host, job"),
+        ('kind = "kill"\nseconds = 3', "nothing is called `seconds`", "known: kind"),
+        ('kind = "cut"\ntarget = "host"', "nothing is called `target`", "known: kind"),
         ('kind = "kill"\ntargets = "job"', "nothing is called `targets`", "did you mean `target`?"),
         ('kind = "preempt"\nseconds = 3', "nothing is called `seconds`", "known: kind"),
         ('kind = "stop"\ntarget = "rank"', "nothing is called `target`", "known: kind"),
@@ -116,26 +118,83 @@ def of(*kinds):
     return parse_plan("\n".join(f'[[fault]]\nkind = "{one}"' for one in kinds), "some")
 
 
+HOSTS = """
+[[fault]]
+kind = "cut"
+
+[[fault]]
+kind = "kill"
+target = "host"
+seconds = 3
+
+[[fault]]
+kind = "kill"
+target = "agent"
+"""
+
+
+def test_a_host_is_cut_off_or_away_for_a_time():
+    cut, lost, agent = parse_plan(HOSTS, "hosts").faults
+    assert (cut.seconds, lost.seconds, agent.seconds) == (30.0, 3.0, 0.0)
+    assert [one.needs_hosts for one in (cut, lost, agent)] == [True, True, False]
+    assert [one.is_of_host for one in (cut, lost, agent)] == [True] * 3
+    assert not any(one.is_of_host for one in of("kill", "preempt", "stop", "bit_flip").faults)
+    assert parse_plan('[[fault]]\nkind = "kill"\ntarget = "host"', "x").faults[0].seconds == 10.0
+
+
+def test_a_seed_draws_the_host():
+    plan = parse_plan('[[fault]]\nkind = "cut"\ncount = 100\n', "many")
+    drawn = [one.host(3) for one in draw_strikes(plan, 1)]
+    assert set(drawn) == {0, 1, 2}
+    assert drawn == [one.host(3) for one in draw_strikes(plan, 1)]
+
+
 def test_what_cannot_be_done_here_is_refused_with_all_reasons():
     machine = Machine(mounting="only root may", tracing="no strace", moving="no compiler")
     asked = of("kill", "disk_full", "storage_error", "clock_skew", "cut")
     with pytest.raises(ConfigError) as refused:
-        refuse_impossible(asked, {"repo"}, machine)
+        refuse_impossible(asked, {"repo": "x"}, machine)
     message = refused.value.message
     assert "`disk_full`: only root may" in message
     assert "`storage_error`: no strace" in message
     assert "`clock_skew`: no compiler" in message
-    assert "`cut`: chaos starts one host" in message
+    assert "`cut`: it is about one host of several: chaos run --hosts 2" in message
     assert "--repo: each of the two runs" in message
     assert "`kill`" not in message
     assert "stop" not in message
 
 
 def test_what_the_plan_does_not_ask_for_is_no_reason():
-    machine = Machine(mounting="only root may", tracing="no strace")
-    refuse_impossible(of("kill", "notice"), {"max_restarts"}, machine)
+    machine = Machine(mounting="only root may", tracing="no strace", hosts="no ip")
+    refuse_impossible(of("kill", "notice"), {"max_restarts": 1}, machine)
     with pytest.raises(ConfigError, match="a --notice of its own"):
-        refuse_impossible(of("notice"), {"notice"}, machine)
+        refuse_impossible(of("notice"), {"notice": "aws"}, machine)
     with pytest.raises(ConfigError, match="needs /proc"):
-        refuse_impossible(of("kill"), set(), Machine(processes="it needs /proc"))
-    assert Kind.KILL not in why_not(machine)
+        refuse_impossible(of("kill"), {}, Machine(processes="it needs /proc"))
+    assert why_not(of("kill", "cut"), machine) == {"cut": "no ip"}
+
+
+def test_hosts_that_cannot_be_are_refused():
+    plan = parse_plan(HOSTS, "hosts")
+    refuse_impossible(plan, {"nnodes": "1:2"}, Machine(), hosts=2)
+    refuse_impossible(of("stop"), {"nnodes": "3"}, Machine(), hosts=3)
+    with pytest.raises(ConfigError, match="`kill of a host`: it is about one host of several"):
+        refuse_impossible(plan, {}, Machine())
+    with pytest.raises(ConfigError, match="--hosts 2: only root may"):
+        refuse_impossible(of("stop"), {}, Machine(hosts="only root may"), hosts=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nnodes": "1:2"}, "--nnodes 1:2: there are 3 hosts"),
+        ({"nnodes": "4"}, "--nnodes 4: there are 3 hosts"),
+        ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint: chaos says where its hosts meet"),
+        ({"standalone": True}, "--standalone: chaos says where"),
+        ({"local_addr": "a"}, "--local-addr: chaos says where"),
+    ],
+)
+def test_a_command_that_says_otherwise_how_hosts_meet_is_refused(given, said):
+    with pytest.raises(ConfigError) as refused:
+        refuse_impossible(of("kill"), given, Machine(), hosts=3)
+    assert said in refused.value.message

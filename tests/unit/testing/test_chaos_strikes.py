@@ -11,10 +11,10 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.testing.chaos.damage import flip_bit
 from resilient.testing.chaos.job import FOLDER, Job, WentWrong
 from resilient.testing.chaos.processes import children, descendants, is_running, kill_all
 from resilient.testing.chaos.rehearsal import clear
-from resilient.testing.chaos.strikes import flip_bit
 
 FAMILY = """
 import os, sys, time
@@ -74,7 +74,7 @@ def test_a_folder_that_holds_anything_else_is_left_alone(tmp_path):
 def test_a_job_has_its_folder_in_its_command_and_the_users_options_last(tmp_path):
     words = ("--max-restarts", "1", "train.py", f"--out={FOLDER}/x")
     job = Job(tmp_path, tmp_path / "repository", ("--max-restarts", "9"), words, SystemClock())
-    command = job._command
+    command = job.hosts[0]._command
     assert command[-1] == f"--out={tmp_path}/x"
     assert command.index("9") < command.index("1")
     assert command[command.index("--repo") + 1] == str(tmp_path / "repository")
@@ -86,9 +86,9 @@ def test_a_wait_ends_with_the_job_or_in_time(tmp_path):
     job = Job(tmp_path, tmp_path / "repository", (), (str(script),), SystemClock())
     job.start()
     assert job.wait(60) == 66
-    assert "no script" in job.said.read_text()
+    assert "no script" in job.hosts[0].said.read_text()
     sleeper = Job(tmp_path, tmp_path / "repository", (), (str(script),), SystemClock())
-    sleeper._command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    sleeper.hosts[0]._command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     sleeper.start()
     with pytest.raises(WentWrong, match=r"within 0\.1 s"):
         sleeper.wait(0.1)

@@ -1,0 +1,232 @@
+"""Several hosts on this machine: network namespaces on a bridge, each with an address and a name.
+
+The namespaces have no name in the file system and nothing of this machine's own network is touched.
+Each is gone with the last process in it, and what holds it ends with this process, however that
+ends. Hosts reach each other and nothing else. Needs root, ``ip``, ``nsenter`` and ``unshare``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from resilient.errors import ConfigError
+from resilient.testing.chaos.processes import kill_together
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+HOSTS_MAX = 32
+PROGRAMS = ("ip", "nsenter", "unshare")
+_GONE_SECONDS = 30.0
+_SLICE_SECONDS = 0.01
+_COMMAND_SECONDS = 60.0
+# The end of its input ends it: nobody else holds that pipe.
+_HOLD = "echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat > /dev/null"
+
+
+def why_no_hosts() -> str:
+    """Return why this machine cannot have such hosts, or nothing."""
+    if sys.platform != "linux":
+        return f"hosts are network namespaces of Linux, and this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "hosts are network namespaces, which only root may make"
+    missing = [one for one in PROGRAMS if shutil.which(one) is None]
+    if missing:
+        return (
+            f"hosts are made with {', '.join(missing)}, which is not installed "
+            "(in Debian: apt-get install iproute2 util-linux)"
+        )
+    try:
+        with Network(1):
+            return ""
+    except ConfigError as error:
+        return error.message
+
+
+class Namespace:
+    """A network namespace with a host name of its own.
+
+    Args:
+        name: of the host.
+
+    Attributes:
+        name: as given.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        command = ["unshare", "--net", "--uts", "sh", "-c", _HOLD.format(name=name)]
+        self._holder = subprocess.Popen(  # noqa: S603 - a fixed program
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._holder.stdout is not None, "it is a pipe"  # noqa: S101
+        if self._holder.stdout.readline() != "ready\n":
+            _, said = self._holder.communicate()
+            raise _refused(command, said)
+        # Held open, so that no other namespace gets its number while somebody looks for it.
+        self._file = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._number = os.fstat(self._file).st_ino
+
+    @property
+    def pid(self) -> int:
+        """A process in it."""
+        return self._holder.pid
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What to put before a command that shall run in it; no process is added."""
+        return ("nsenter", f"--target={self.pid}", "--net", "--uts", "--")
+
+    def run(self, *command: str) -> str:
+        """Run a command in it, insist on success, and return what it said.
+
+        Raises:
+            ConfigError: it failed.
+        """
+        done = subprocess.run(  # noqa: S603 - programs of the system
+            (*self.inside, *command),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+        )
+        if done.returncode:
+            raise _refused(command, done.stderr)
+        return done.stdout
+
+    def processes(self) -> list[int]:
+        """Return the processes that were started in it."""
+        return processes_in((self,))
+
+    def kill(self) -> None:
+        """End everything that was started in it, by SIGKILL at one moment."""
+        kill_hosts((self,))
+
+    def close(self) -> None:
+        """End everything in it, and with that the namespace."""
+        self.kill()
+        self._holder.communicate("")
+        os.close(self._file)
+
+    @property
+    def number(self) -> int:
+        """What it is called in /proc."""
+        return self._number
+
+
+class Network:
+    """Hosts ``host-0``, ... at 10.0.0.1, ...: namespaces whose links meet in a bridge.
+
+    They and everything in them end with the block.
+
+    Args:
+        hosts: how many.
+
+    Raises:
+        ConfigError: they cannot be made.
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self._count = hosts
+        self._switch: Namespace | None = None
+        self._hosts: list[Namespace] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._switch = Namespace("switch")
+            self._switch.run("ip", "link", "add", "bridge", "type", "bridge")
+            self._switch.run("ip", "link", "set", "bridge", "up")
+            for number in range(self._count):
+                self._hosts.append(Namespace(f"host-{number}"))
+                self._connect(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (*self._hosts, *filter(None, (self._switch,))):
+            one.close()
+
+    def __getitem__(self, number: int) -> Namespace:
+        return self._hosts[number]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @staticmethod
+    def address(number: int) -> str:
+        """Return the address of a host."""
+        return f"10.0.0.{number + 1}"
+
+    @property
+    def switch(self) -> Namespace:
+        """Where the links of all hosts end."""
+        assert self._switch is not None, "made on entry"  # noqa: S101
+        return self._switch
+
+    def cut(self, number: int) -> None:
+        """Take the cable out: what is sent is lost without a word, in both directions."""
+        self.switch.run("ip", "link", "set", link_of(number), "down")
+
+    def join(self, number: int) -> None:
+        """Put the cable in again."""
+        self.switch.run("ip", "link", "set", link_of(number), "up")
+
+    def _connect(self, number: int) -> None:
+        host, link = self._hosts[number], link_of(number)
+        peer = ("peer", "name", "eth0", "netns", str(host.pid))
+        self.switch.run("ip", "link", "add", link, "type", "veth", *peer)
+        self.switch.run("ip", "link", "set", link, "master", "bridge", "up")
+        host.run("ip", "link", "set", "lo", "up")
+        host.run("ip", "address", "add", f"{self.address(number)}/24", "dev", "eth0")
+        host.run("ip", "link", "set", "eth0", "up")
+
+
+def link_of(number: int) -> str:
+    """Return what the link to a host is called in the switch; that in the host is ``eth0``."""
+    return f"to-{number}"
+
+
+def processes_in(hosts: Collection[Namespace]) -> list[int]:
+    """Return the processes that were started in any of these; what only holds them is none."""
+    numbers, holders = {one.number for one in hosts}, {one.pid for one in hosts}
+    found = (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
+    return [pid for pid in found if pid not in holders and _number_of(pid) in numbers]
+
+
+def kill_hosts(hosts: Collection[Namespace]) -> None:
+    """End everything that was started in any of these, by SIGKILL at one moment.
+
+    Returns once nothing is left; what the kernel holds is given up after 30 s.
+    """
+    deadline_seconds = time.monotonic() + _GONE_SECONDS
+    while processes_in(hosts) and time.monotonic() < deadline_seconds:
+        kill_together(lambda: processes_in(hosts))
+        time.sleep(_SLICE_SECONDS)
+
+
+def _number_of(pid: int) -> int:
+    """Return the network namespace of a process; 0 if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _refused(command: Collection[str], said: str) -> ConfigError:
+    return ConfigError(f"no host can be made: `{' '.join(command)}`: {said.strip()[-200:]}")
