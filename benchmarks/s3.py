@@ -27,6 +27,7 @@ from benchmarks.harness import Report, installed
 from benchmarks.peers.buckets import PEERS, UNPROVED, Bucket, ours, ready
 from benchmarks.peers.rounds import Rounds, medians, ratio, turns, wants
 from benchmarks.peers.training import Training, mega_parameters
+from benchmarks.peers.trust import OwnTrust
 from tests.services.ceph import KEY, SECRET, Ceph, why_impossible
 from tests.services.newer import newer_ceph
 
@@ -41,15 +42,21 @@ _HOUR = 3600
 
 def run(rounds: int) -> Report:
     """Measure every contender `rounds` times in shuffled order, over https and without."""
-    training = Training(mega_parameters())
-    memory_bytes = max(COPIES_MAX * training.size_bytes, 4 << 30)
-    with tempfile.TemporaryDirectory(prefix="s3-") as name, served(memory_bytes) as (ways, free):
-        found = [
-            compare(training, bucket, Path(name), rounds, free, way) for way, bucket in ways.items()
-        ]
+    with tempfile.TemporaryDirectory(prefix="s3-") as name:
+        trust = OwnTrust(Path(name))
+        found = list(_both(rounds, Path(name), trust))
     ratios = {name: value for one in found for name, value in one.ratios.items()}
     figures = {name: value for one in found for name, value in one.figures.items()}
     return Report("s3", ratios, figures)
+
+
+def _both(rounds: int, folder: Path, trust: OwnTrust) -> Iterator[Report]:
+    training = Training(mega_parameters())
+    memory_bytes = max(COPIES_MAX * training.size_bytes, 4 << 30)
+    with served(memory_bytes) as (ways, free):
+        for way, bucket in ways.items():
+            trust.add(bucket.authority)
+            yield compare(training, bucket, folder, rounds, free, way)
 
 
 @contextmanager

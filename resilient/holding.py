@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from resilient.vault.reuse.refer import Base
     from resilient.vault.saving.describe import About
 
+# What is copied within a backward pass; to begin earlier takes the interpreter from the forward
+# pass at every tensor.
+_LULL_BYTES_MAX = 64 << 20
+
 
 class Holding:
     """Holds the newest steps of one life in the memory of every rank's keeper, or none does.
@@ -109,7 +113,9 @@ class Holding:
             )
             if staged.rest:
                 self._lull.clear()
-                self._overlap.copy(staged.rest, lambda spoiled: self._say_late(slot, job, spoiled))
+                begin = self._lull if staged.size_bytes <= _LULL_BYTES_MAX else None
+                say = partial(self._say_late, slot, job)
+                self._overlap.copy(staged.rest, say, begin)
             else:
                 self._say(slot, job, None)
 

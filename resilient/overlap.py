@@ -10,6 +10,7 @@ from resilient.errors import ConfigError, Fenced, ResilientError, SaveFailed
 from resilient.world.agreement import Failure, attempt
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
 
     from resilient.state.copying import Copies
@@ -37,10 +38,21 @@ class Overlap:
         """Do something that only concerns the saves to come; what it raises is forgotten."""
         self._work = self._thread.submit(attempt, work)
 
-    def copy(self, copies: Copies, hand_over: Callable[[Failure | None], None]) -> None:
-        """Make copies, then hand over: what was copied, or why it is worthless."""
+    def copy(
+        self,
+        copies: Copies,
+        hand_over: Callable[[Failure | None], None],
+        begin: threading.Event | None = None,
+    ) -> None:
+        """Make copies, then hand over: what was copied, or why it is worthless.
+
+        Args:
+            copies: to make.
+            hand_over: what comes after.
+            begin: what to wait for first; ``wait`` does not.
+        """
         self._copies = copies
-        self._work = self._thread.submit(_copy, copies, hand_over)
+        self._work = self._thread.submit(_copy, copies, hand_over, begin)
 
     def wait(self) -> None:
         """Return when all is copied and handed over, and help to copy. Raises nothing of it."""
@@ -88,7 +100,13 @@ def handing_over() -> Iterator[None]:
         ) from error
 
 
-def _copy(copies: Copies, hand_over: Callable[[Failure | None], None]) -> None:
+def _copy(
+    copies: Copies,
+    hand_over: Callable[[Failure | None], None],
+    begin: threading.Event | None,
+) -> None:
+    if begin is not None:
+        begin.wait()
     copies.make(modestly=True)
     unchanged = attempt(copies.require_unchanged)
     hand_over(unchanged if isinstance(unchanged, Failure) else None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from resilient.errors import ConfigError, UnsavableState
 from resilient.format.names import is_file_name, rank_part
+from resilient.state.asking import state_of
 from resilient.state.tree import PLAIN, flatten
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _capture_part(
             hint="give it another name; what is stored under a name is found by it again",
         )
     own = rank_part(name, rank) if part.scope == "rank" else name
-    tree, tensors = take_apart(own, part.stateful.state_dict())
+    tree, tensors = take_apart(own, state_of(part.stateful))
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",

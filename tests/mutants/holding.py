@@ -11,7 +11,37 @@ AGAIN = "tests/unit/state/test_known_again.py"
 SEAT = "resilient/vault/keeper/holding.py"
 RECALL = "resilient/state/recall.py"
 
+ASKING = "tests/unit/state/test_asked_state.py"
+
 MUTANTS = [
+    Mutant(
+        "what is hooked to a module's state is passed over",
+        "resilient/state/asking.py",
+        '        or own["_state_dict_hooks"]\n',
+        "",
+        ASKING,
+    ),
+    Mutant(
+        "a buffer is stored that a module does not store",
+        "resilient/state/asking.py",
+        "if one is not None and name not in passing:",
+        "if one is not None:",
+        ASKING,
+    ),
+    Mutant(
+        "what is hooked to an optimizer's state is passed over",
+        "resilient/state/optimizer.py",
+        "        and not optimizer._optimizer_state_dict_post_hooks  # noqa: SLF001\n",
+        "",
+        ASKING,
+    ),
+    Mutant(
+        "copies of a held step do not wait for a lull",
+        "resilient/overlap.py",
+        "        begin.wait()\n",
+        "        pass\n",
+        "tests/unit/test_overlap.py",
+    ),
     Mutant(
         "a step lands that one rank holds",
         SEAT,

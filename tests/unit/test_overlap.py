@@ -13,6 +13,7 @@ from one_rank import Held, open_one
 from resilient.checkpointer import About
 from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
+from resilient.overlap import Overlap
 from resilient.state.capture import Part
 from resilient.state.copying import Copies, Copy, target_in
 from resilient.state.optimizer import NamedOptimizer
@@ -286,3 +287,37 @@ def test_to_wait_for_the_save_before_counts_for_the_next_whoever_asked_first():
     assert first < 0.1 <= second
     assert third < 0.1
     checkpointer.close()
+
+
+class Work:
+    """One piece of work, and who did it."""
+
+    def __init__(self):
+        self.done_by = []
+
+    def make(self, *, modestly=False):
+        self.done_by.append("thread" if modestly else "training")
+
+    def changed(self):
+        return ""
+
+
+def test_copies_wait_for_a_lull():
+    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
+    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
+    assert not handed.wait(0.05)
+    assert not work.done_by
+    lull.set()
+    assert handed.wait(20)
+    assert work.done_by == ["thread"]
+    overlap.close()
+
+
+def test_what_did_not_begin_is_copied_by_whoever_needs_it():
+    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
+    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
+    threading.Timer(0.05, lull.set).start()
+    overlap.wait()
+    assert handed.is_set()
+    assert work.done_by == ["training"]
+    overlap.close()

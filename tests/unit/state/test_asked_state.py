@@ -1,0 +1,184 @@
+"""A module and an optimizer are asked for their state in a way of ours: the answer is torch's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from resilient.state.asking import state_of
+from resilient.state.capture import Part, capture
+from resilient.state.drafts import text_of
+from resilient.state.optimizer import NamedOptimizer
+
+
+class Odd(nn.Module):
+    """Has one of everything that is stored, and of what is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
+        self.tied = self.net[0]
+        self.absent = None
+        self.register_module("gone", None)
+        self.register_parameter("none", None)
+        self.register_buffer("kept", torch.ones(2))
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+        self.register_buffer("missing", None)
+
+
+def plain(module):
+    return module
+
+
+def with_hook(module):
+    module.net[1].register_state_dict_post_hook(
+        lambda _, found, prefix, __: found.update({f"{prefix}more": torch.ones(1)})
+    )
+    return module
+
+
+def with_pre_hook(module):
+    module.register_state_dict_pre_hook(lambda one, *_: one.kept.add_(1))
+    return module
+
+
+def with_own_way(module):
+    class Own(nn.Linear):
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[prefix + "more"] = torch.ones(1)
+
+    module.net[2] = Own(3, 2)
+    return module
+
+
+def with_own_state_dict(module):
+    class Own(nn.Linear):
+        def state_dict(self, *args, **more):
+            found = super().state_dict(*args, **more)
+            found.pop(f"{more.get('prefix', '')}weight")
+            return found
+
+    module.net[2] = Own(3, 2)
+    return module
+
+
+def with_extra_state(module):
+    class Own(nn.Linear):
+        def get_extra_state(self):
+            return {"n": 3}
+
+    module.net[2] = Own(3, 2)
+    return module
+
+
+def with_way_of_the_instance(module):
+    module.net[2].state_dict = lambda *_, destination, prefix, **__: destination.update(
+        {prefix + "own": torch.ones(1)}
+    )
+    return module
+
+
+def scripted(module):
+    module.net[2] = torch.jit.script(nn.Linear(3, 2))
+    return module
+
+
+def parametrized(module):
+    nn.utils.parametrizations.weight_norm(module.net[2])
+    return module
+
+
+WAYS = [plain, with_hook, with_pre_hook, with_own_way, with_own_state_dict, with_extra_state,
+        with_way_of_the_instance, scripted, parametrized]  # fmt: skip
+
+
+def whole(value):
+    """Return a state with numbers in place of tensors, in order."""
+    return [
+        (name, one.tolist() if isinstance(one, torch.Tensor) else one)
+        for name, one in value.items()
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_module_says_what_its_own_state_dict_says(way):
+    torch.manual_seed(0)
+    asked = state_of(way(Odd()))
+    torch.manual_seed(0)
+    own = way(Odd()).state_dict()
+    assert type(asked) is type(own) is OrderedDict
+    assert whole(asked) == whole(own)
+
+
+def test_what_is_stored_of_a_module_needs_no_gradient():
+    """A copy from what needs one would need one too."""
+    (part,) = capture(1, {"model": Part(Odd())}, 0).parts
+    assert not any(one.requires_grad for one in part.tensors.values())
+
+
+class Hooked(torch.optim.SGD):
+    def state_dict(self):
+        return {**super().state_dict(), "own": 1}
+
+
+def made(kind, **more):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    groups = [
+        {"params": list(model[1].parameters()), "weight_decay": 0.1},
+        {"params": list(model[0].parameters()), "lr": 0.5},
+    ]
+    optimizer = kind(groups, lr=0.1, **more)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def text(model, optimizer):
+    (part,) = capture(1, {"o": Part(NamedOptimizer(model, optimizer))}, 0).parts
+    return text_of(part.tree), {name: one.tolist() for name, one in part.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [(torch.optim.AdamW, {"amsgrad": True}), (torch.optim.SGD, {"momentum": 0.9}),
+     (torch.optim.SGD, {}), (torch.optim.Adagrad, {})],
+)  # fmt: skip
+def test_an_optimizer_says_by_name_what_torch_says_by_number(kind, more, monkeypatch):
+    model, optimizer = made(kind, **more)
+    asked = text(model, optimizer)
+    monkeypatch.setattr("resilient.state.optimizer._is_plain", lambda _: False)
+    assert text(model, optimizer) == asked
+
+
+@pytest.mark.parametrize("moment", ["pre", "post"])
+def test_what_is_hooked_to_an_optimizers_state_is_stored(moment):
+    model, optimizer = made(torch.optim.SGD)
+    if moment == "post":
+        optimizer.register_state_dict_post_hook(lambda _, found: {**found, "seen": 7})
+    else:
+        optimizer.register_state_dict_pre_hook(lambda one: one.param_groups[0].update(seen=7))
+    assert '"seen": 7' in text(model, optimizer)[0]
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_an_optimizer_with_a_way_of_its_own_is_asked_that_way(where):
+    model, optimizer = made(Hooked if where == "class" else torch.optim.SGD)
+    if where == "instance":
+        theirs = optimizer.state_dict
+        optimizer.state_dict = lambda: {**theirs(), "own": 1}
+    assert '"own": 1' in text(model, optimizer)[0]
+
+
+def test_state_of_what_is_no_parameter_is_not_passed_over():
+    model, optimizer = made(torch.optim.SGD, momentum=0.9)
+    optimizer.state["whole"] = {"n": 3}
+    with pytest.raises(TypeError):
+        text(model, optimizer)
