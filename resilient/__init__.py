@@ -28,6 +28,7 @@ _HOMES = {
     "PrinterCallback": "resilient.train.callbacks.bars",
     "ProfilerCallback": "resilient.train.callbacks.watching",
     "ProgressCallback": "resilient.train.callbacks.bars",
+    "Tiering": "resilient.vault.saving.tiering",
     "Tracker": "resilient.train.trackers",
     "Trainer": "resilient.train.trainer",
     "TrainerCallback": "resilient.train.callbacks.callback",

@@ -23,7 +23,7 @@ from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.saving.near import with_near_tier
-from resilient.vault.saving.tiering import Tiering
+from resilient.vault.saving.tiering import Tiering, parse_tiering
 from resilient.world.comms import Comms
 from resilient.world.launch import read_signing_key, read_storage_options
 from resilient.world.memory import MemoryBoard
@@ -52,7 +52,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     host_bytes_max: int | None = None,
     keeper: KeeperAddress | None = None,
     near_url: str = "",
-    tiering: Tiering | None = None,
+    tiering: Tiering | Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     require_signature: bool = False,
 ) -> Checkpointer:
@@ -91,7 +91,8 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             a local disk; ``url`` then gets only some of them and decides who may write. All ranks
             must see the same one.
         tiering: which saves go on from there to ``url``, and what stays near; by default all go
-            on and two stay.
+            on and two stay. A :class:`~resilient.vault.saving.tiering.Tiering`, or its fields by
+            name, as ``{"durable_every": 5}``.
         storage_options: endpoint, credentials and the like, as
             :func:`resilient.storage.open.open_store` takes them; by default those of
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
@@ -121,11 +122,12 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
         emit=emit or events.Emitter(clock, (events.console(),)),
         signing=signing,
     )
+    tiers = parse_tiering(tiering)
     if not near_url:
         return Checkpointer(desk, persister_for(keeper, url, options, host_bytes_max))
-    desk = with_near_tier(desk, open_store(near_url), tiering or Tiering())
+    desk = with_near_tier(desk, open_store(near_url), tiers)
     if keeper is not None:
-        keeper = replace(keeper, near_url=near_url, tiering=tiering or Tiering())
+        keeper = replace(keeper, near_url=near_url, tiering=tiers)
     return Checkpointer(*promoted_by(desk, persister_for(keeper, url, options, host_bytes_max)))
 
 

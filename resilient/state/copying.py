@@ -163,10 +163,11 @@ class Copies:
         if self._changed:
             raise SaveFailed(
                 f"`{self._changed[0]}` was changed while it was copied, and so were "
-                f"{len(self._changed) - 1} others: with overlap=True, before_update() comes "
-                "before any change",
-                hint="call before_update() before optimizer.step(), or save without overlap "
-                "(TrainingArguments: save_overlap=False)",
+                f"{len(self._changed) - 1} others: with overlap nothing changes parameters "
+                "between a save and the next optimizer.step()",
+                hint="move that change behind optimizer.step() (where you wait for the copy "
+                "yourself: behind before_update()), or save without overlap "
+                "(resilient.Checkpointer: overlap=False, TrainingArguments: save_overlap=False)",
             )
 
     def _make_next(self, *, modestly: bool) -> bool:

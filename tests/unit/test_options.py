@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from resilient import Checkpointer, Part, Retention
+from resilient import Checkpointer, Part, Retention, Tiering, open_checkpointer
 from resilient.errors import ConfigError
 
 
@@ -50,6 +50,42 @@ def test_two_limits_are_one_too_many(tmp_path, other):
 def test_a_retention_that_is_none_is_refused_at_once(tmp_path, value):
     with pytest.raises(ConfigError, match=r"retention"):
         Checkpointer(tmp_path, notes={}, retention=value).resume()
+
+
+@pytest.mark.parametrize("tiering", [Tiering(durable_every=2), {"durable_every": 2}])
+def test_each_other_save_goes_on_to_the_durable_tier(tmp_path, tiering):
+    near, far = tmp_path / "near", tmp_path / "far"
+    with Checkpointer(far, notes={}, near_url=str(near), tiering=tiering) as checkpointer:
+        checkpointer.resume()
+        for step in range(1, 5):
+            checkpointer.save(step)
+            checkpointer.wait()
+    # Nothing is there before the first.
+    assert left(far) == {"checkpoint-1-g1", "checkpoint-2-g1", "checkpoint-4-g1"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, ["durable_every"], {"durable_evry": 2}, {"durable_every": 0}, {"durable_every": 1.5},
+     {"near_total_limit": True}, {"durable_every_seconds": "1"}],
+)  # fmt: skip
+def test_a_tiering_that_is_none_is_refused(tmp_path, value):
+    with pytest.raises(ConfigError, match=r"tiering|durable|near_total"):
+        Checkpointer(tmp_path, notes={}, near_url=str(tmp_path / "near"), tiering=value).resume()
+
+
+def test_a_script_that_evaluates_reads_beside_a_job_that_trains(tmp_path):
+    """As the README says: it takes the run over if it resumes, and does not if it loads."""
+    mine, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
+    with Checkpointer(tmp_path, model=mine) as training:
+        training.resume()
+        training.save(1, metrics={"loss": 0.5})
+        training.wait()
+        reading = open_checkpointer(str(tmp_path))
+        reading.load_part("best:loss", "model", Part(theirs))
+        assert torch.equal(theirs.weight, mine.weight)
+        training.save(2)
+    assert left(tmp_path) == {"checkpoint-1-g1", "checkpoint-2-g1"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,10 @@ class Tiering:
     def __post_init__(self) -> None:
         for name in ("durable_every", "near_total_limit"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"`{name}`={value!r} is not accepted: use at least 1")
         seconds = self.durable_every_seconds
-        if seconds is not None and not seconds > 0:
+        if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
             raise ConfigError(
                 f"`durable_every_seconds`={seconds!r} is not accepted: use more than 0"
             )
@@ -71,6 +72,23 @@ class Tiering:
             return True
         every = self.durable_every or (1 if seconds is None else 0)
         return every > 0 and saves % every == 0
+
+
+def parse_tiering(wishes: Tiering | Mapping[str, Any] | None) -> Tiering:
+    """Return the tiering that a configuration spells; None is the default one.
+
+    Raises:
+        ConfigError: an unknown name, a value that is not accepted, or no mapping.
+    """
+    if wishes is None or isinstance(wishes, Tiering):
+        return wishes or Tiering()
+    known = [one.name for one in fields(Tiering)]
+    if not isinstance(wishes, Mapping):
+        raise ConfigError(f"`tiering`={wishes!r} is not accepted: use a mapping of {known}")
+    for name in wishes:
+        if name not in known:
+            raise ConfigError(f"tiering knows no `{name}`: use one of {', '.join(known)}")
+    return Tiering(**wishes)
 
 
 class Pace:
