@@ -25,7 +25,10 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.api import WorkerGroup as TorchGroup
 from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+)
 
 from resilient.agent.facts import (
     GroupRestarted,
@@ -39,7 +42,7 @@ from resilient.agent.health.ranks import Health
 from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.elsewhere import Elsewhere
-from resilient.agent.nodes.leaving import leave_rendezvous
+from resilient.agent.nodes.leaving import leave_rendezvous, outcome_of_closed
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.meeting import NO_COMEBACK
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
@@ -177,8 +180,8 @@ class ResilientAgent(SimpleElasticAgent):
             self._initialize_workers(group)
         except StopAsked:
             return Outcome(Kind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
-        except RendezvousGracefulExitError:
-            return Outcome(Kind.SUCCEEDED), []
+        except (RendezvousClosedError, RendezvousGracefulExitError) as error:
+            return outcome_of_closed(group.spec.rdzv_handler, error), []
         except (RendezvousError, dist.DistError, PeerFailed) as error:
             return _unreachable(error), []
         except OSError as error:

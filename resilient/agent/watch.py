@@ -133,6 +133,7 @@ class LifeWatch:
             # What could be saved without the lost ranks is saved; the rest would wait for them.
             self._group.stop(self._patience.survivor_seconds)
         else:
+            self._members.tell()
             self._end(is_told=True)
         return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
 

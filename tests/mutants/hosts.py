@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 SILENT = "tests/unit/agent/test_member_silent.py"
 MEMBERS = "tests/unit/agent/test_membership.py"
+CLOSED = "tests/unit/agent/test_closed_rendezvous.py"
 ENDINGS = "tests/unit/agent/test_endings_together.py"
 
 MUTANTS = [
@@ -59,6 +60,62 @@ MUTANTS = [
         "        while roster.waits_for_goodbyes(group.group_rank):\n",
         "        while False:\n",
         ENDINGS,
+    ),
+    Mutant(
+        "a host that waited for room ends with 69 though the run is done",
+        "resilient/agent/nodes/leaving.py",
+        "    if has_waited and _has_ended_well(handler):\n",
+        "    if False:\n",
+        CLOSED,
+    ),
+    Mutant(
+        "a host that waited for room ends with 0 though the run was given up",
+        "resilient/agent/nodes/leaving.py",
+        "    if has_waited and _has_ended_well(handler):\n",
+        "    if has_waited:\n",
+        CLOSED,
+    ),
+    Mutant(
+        "a host that a newer life has shut out closes the rendezvous of that one",
+        "resilient/agent/nodes/leaving.py",
+        "    if code in _OPEN_CODES:\n        return False\n",
+        "",
+        ENDINGS,
+    ),
+    Mutant(
+        "a host that the others have gone on without gives up for them",
+        "resilient/agent/nodes/leaving.py",
+        "    return group.group_rank is None or group.group_rank not in roster.left()\n",
+        "    return True\n",
+        ENDINGS,
+    ),
+    Mutant(
+        "hosts that wait for room do not hear that the run is over",
+        "resilient/agent/nodes/leaving.py",
+        "            clock.sleep(_HEARD_SECONDS)\n",
+        "            clock.sleep(0.0)\n",
+        ENDINGS,
+    ),
+    Mutant(
+        "ranks are stopped for a newcomer before the other hosts are told why",
+        "resilient/agent/watch.py",
+        "            self._members.tell()\n",
+        "",
+        ENDINGS,
+    ),
+    Mutant(
+        "a host takes ranks that another one stopped for preempted",
+        "resilient/agent/nodes/membership.py",
+        "self.is_changed = self.is_changed or bool(heard)",
+        "self.is_changed = bool(self.is_changed)",
+        MEMBERS,
+    ),
+    Mutant(
+        "a host that was dropped from the round counts as preempted",
+        "resilient/agent/nodes/roster.py",
+        'return "left" if is_left else ""',
+        'return ""',
+        MEMBERS,
     ),
     Mutant(
         "a meeting that somebody left is over for good",

@@ -75,9 +75,21 @@ class MembershipWatch:
             self._sight.close(self._clock.monotonic_seconds())
 
     def look_afresh(self) -> None:
-        """Ask now, and take no answer for one that torch has kept since an earlier question."""
+        """Ask now, and take no answer for one that torch has kept since an earlier question.
+
+        What another one has said counts as well: it stops its ranks to meet the others again, and
+        ours with them, and may not have come to the rendezvous yet.
+        """
         forget_what_was_heard(self._handler)
         self.look()
+        with suppress(dist.DistError):
+            heard = self._roster.heard_regrouping()
+            self.is_changed = self.is_changed or bool(heard)
+            self.is_joined = self.is_joined or heard == "joined"
+
+    def tell(self) -> None:
+        """Let the others know that this node's ranks are stopped because of a change."""
+        self._roster.say_regrouping(is_joined=self.is_joined)
 
     def overlook(self) -> None:
         """Take back that there was a change, because it matters to nobody here, and look again."""

@@ -26,6 +26,7 @@ _ANSWER_SECONDS = 1.0
 _PROBED_AT_ONCE_MAX = 32
 # tcpmux: whoever is there refuses it, or even accepts.
 _PROBED_PORT = 1
+_REGROUPING = "resilient/regrouping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,29 @@ class Roster:
             return [place for node, place in self._nodes.items() if node not in there]
         return list(self._nodes.values())
 
+    def say_regrouping(self, *, is_joined: bool) -> None:
+        """Let the others know that ranks are stopped to meet again, before any of them is.
+
+        Args:
+            is_joined: whether that is for nodes that want to join.
+        """
+        if self.nodes > 1:
+            with suppress(dist.DistError):
+                self._store.set(_REGROUPING, "joined" if is_joined else "left")
+
+    def heard_regrouping(self) -> str:
+        """Return why another node meets the others again: `joined`, `left`, or empty if none does.
+
+        One that was dropped from the round and has not said goodbye is on its way to do so.
+
+        Raises:
+            dist.DistError: the store does not answer.
+        """
+        if self.nodes > 1 and self._store.check([_REGROUPING]):
+            return bytes(self._store.get(_REGROUPING)).decode()
+        is_left = not all(self._store.check([_goodbye_key(place)]) for place in self.left())
+        return "left" if is_left else ""
+
     def forgive(self) -> None:
         """Let nodes that were missed be missed anew: nobody looked for them for a while."""
         self._missing_since_seconds = {}
@@ -135,6 +159,11 @@ class Roster:
         if node is not None and self.nodes > 1:
             with suppress(dist.DistError):
                 self._store.set(_goodbye_key(node), "1")
+
+    def has_spares(self) -> bool:
+        """Say whether nodes wait for room in the world, by what was heard."""
+        state = _state_of(self._handler)
+        return bool(state and (state.wait_list or state.redundancy_list))
 
     def waits_for_goodbyes(self, node: int | None) -> bool:
         """Say whether any of those that hold the round with ``node`` has not said goodbye."""

@@ -14,7 +14,7 @@ from resilient.agent.nodes.roster import Roster
 from resilient.agent.options import Patience
 from resilient.agent.verdict.decide import Finish, GiveUp, Kind
 from resilient.agent.watch import LifeWatch, Surroundings
-from resilient.errors import PeerFailed
+from resilient.errors import Fenced, PeerFailed
 from resilient.events import Emitter
 from resilient.world.stopping import StopRequest
 
@@ -26,6 +26,10 @@ class Members:
 
     def __init__(self, left=()):
         self.is_changed, self._left, self.overlooked = True, list(left), 0
+        self.is_told = False
+
+    def tell(self):
+        self.is_told = True
 
     def left(self):
         return self._left
@@ -91,18 +95,28 @@ def test_a_late_host_is_let_in_while_ranks_run(is_running):
     watch._group.kill, watch._group.wait_for_all = (lambda: None), (lambda _: True)
     outcome = watch._look()
     assert (outcome.kind if outcome else None) is (Kind.REGROUPED if is_running else None)
+    assert watch._members.is_told is is_running
 
 
 class Handler:
     """The rendezvous of nodes that hold a round."""
 
     def __init__(self, *nodes):
-        state = SimpleNamespace(participants={one: at for at, one in enumerate(nodes)}, round=3)
+        state = SimpleNamespace(
+            participants={one: at for at, one in enumerate(nodes)},
+            round=3,
+            wait_list=set(),
+            redundancy_list=set(),
+        )
         self._state_holder = SimpleNamespace(state=state)
         self.is_shut = False
 
+    def num_nodes_waiting(self):
+        return 0
+
     def shutdown(self):
         self.is_shut = True
+        return self.is_shut
 
 
 class Goodbyes:
@@ -168,6 +182,15 @@ def test_who_has_left_the_round_itself_waits_for_nobody():
     assert gone.leave(PREEMPTED) == 0
 
 
+@pytest.mark.parametrize("spares", ["wait_list", "redundancy_list"])
+def test_hosts_that_wait_for_room_hear_that_the_run_is_over(spares):
+    gone = Goodbyes()
+    setattr(gone.handler._state_holder.state, spares, {"third"})
+    assert gone.leave(Finish(0, "done")) == 2.5
+    gone.handler.shutdown = lambda: False
+    assert gone.leave(Finish(0, "done")) == 0, "nobody hears it"
+
+
 def unreachable(*_):
     raise DistNetworkError("the host of the store is gone")
 
@@ -177,10 +200,15 @@ def test_a_run_that_is_over_closes_the_rendezvous_and_one_that_cannot_be_reached
         (Finish(0, "done"), True),
         (GiveUp(70, "crash loop"), True),
         (GiveUp(PeerFailed.exit_code, "gone"), False),
+        (GiveUp(Fenced.exit_code, "a newer life exists"), False),
     ):
         gone = Goodbyes()
         assert gone.leave(action) == 0
         assert gone.handler.is_shut is is_shut
+    gone = Goodbyes()
+    del gone.handler._state_holder.state.participants["first"]
+    gone.leave(GiveUp(70, "crash loop"))
+    assert not gone.handler.is_shut, "the others have gone on without it"
     gone = Goodbyes()
     gone.stops.asked_by = 15
     gone.leave(GiveUp(143, "left at once"))

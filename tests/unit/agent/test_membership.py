@@ -85,6 +85,47 @@ def test_a_node_that_the_others_took_for_dead_joins_again(handlers):
     assert watch.is_changed
 
 
+def test_a_node_that_was_taken_for_dead_has_not_left_as_agreed(handlers):
+    first, second = handlers
+    watch = watch_of(first)
+    first._state_holder._cache_duration = 60
+    empties_the_round_of(first, second)
+    watch.look()
+    assert not watch.is_changed, "it may be on its way to meet the others again"
+    watch.look_afresh()
+    assert (watch.is_changed, watch.is_joined) == (True, False)
+
+
+def test_a_node_that_said_goodbye_has_left_as_agreed(handlers):
+    first, second = handlers
+    Roster(second, second._store, print).say_goodbye(second._get_world()[0])
+    watch = watch_of(first)
+    empties_the_round_of(first, second)
+    watch.look_afresh()
+    assert not watch.is_changed
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_node_that_meets_the_others_again_says_so_before_anybody_sees_it(is_joined, handlers):
+    first, second = handlers
+    watch, other = watch_of(first), watch_of(second)
+    watch.look_afresh()
+    assert not watch.is_changed
+    other.is_joined = is_joined
+    other.tell()
+    watch.look_afresh()
+    assert (watch.is_changed, watch.is_joined) == (True, is_joined)
+
+
+def empties_the_round_of(first, second):
+    """Let one node take the other for dead, and write that down."""
+    first.num_nodes_waiting()
+    dies(first)
+    first._state_holder.mark_dirty()
+    first.num_nodes_waiting()
+    assert second._this_node not in first._state_holder.state.participants
+
+
 def test_a_rendezvous_that_was_closed_has_no_next_round(handlers):
     first, second = handlers
     empties_the_round(first)

@@ -1,0 +1,77 @@
+"""A host that waits for room when the run ends learns how it ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from clocks import OwnClock
+from torch.distributed import DistNetworkError, HashStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+)
+
+from resilient.agent.nodes.leaving import leave_rendezvous, outcome_of_closed
+from resilient.agent.nodes.roster import Roster
+from resilient.agent.verdict.decide import Finish, GiveUp, Kind
+
+
+class Handler:
+    """A rendezvous whose state says who waits."""
+
+    def __init__(self, store, node="mine", **lists):
+        state = {"participants": {}, "wait_list": set(), "redundancy_list": set(), "round": 0}
+        self._state_holder = SimpleNamespace(state=SimpleNamespace(**{**state, **lists}))
+        self._store, self._this_node = store, node
+
+    def get_run_id(self):
+        return "run"
+
+    def num_nodes_waiting(self):
+        return 0
+
+    def shutdown(self):
+        return True
+
+
+def leave(store, action):
+    """Let another host end the run."""
+    handler = Handler(store)
+    group = SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler), group_rank=0)
+    stops = SimpleNamespace(asked_by=0)
+    leave_rendezvous(group, Roster(handler, store, print), action, stops, OwnClock(), 25.0)
+
+
+@pytest.mark.parametrize(
+    ("lists", "error"),
+    [
+        ({"wait_list": {"mine"}}, RendezvousClosedError),
+        ({"redundancy_list": {"mine"}}, RendezvousGracefulExitError),
+    ],
+)
+def test_who_waited_for_room_ends_as_the_others_did(lists, error):
+    done, given_up = HashStore(), HashStore()
+    leave(done, Finish(0, "all workers are done"))
+    leave(given_up, GiveUp(70, "crash loop"))
+    assert outcome_of_closed(Handler(done, **lists), error()).kind is Kind.SUCCEEDED
+    outcome = outcome_of_closed(Handler(given_up, **lists), error())
+    assert outcome.kind is Kind.UNREACHABLE
+    assert "the rendezvous is closed" in outcome.reason
+
+
+def test_who_comes_to_a_closed_rendezvous_knows_nothing_of_a_run():
+    done = HashStore()
+    leave(done, Finish(0, "all workers are done"))
+    assert outcome_of_closed(Handler(done), RendezvousClosedError()).kind is Kind.UNREACHABLE
+    assert outcome_of_closed(object(), RendezvousClosedError()).kind is Kind.UNREACHABLE
+
+
+def test_a_store_that_is_gone_says_nothing():
+    def unreachable(*_):
+        raise DistNetworkError("gone")
+
+    gone = SimpleNamespace(check=unreachable, set=unreachable)
+    leave(gone, Finish(0, "all workers are done"))
+    waiting = Handler(gone, wait_list={"mine"})
+    assert outcome_of_closed(waiting, RendezvousClosedError()).kind is Kind.UNREACHABLE
