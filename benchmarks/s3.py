@@ -7,9 +7,10 @@ reached, then without (`plain_`). Per round each contender puts and gets once, i
 `ours` is the whole way through the Checkpointer, with digests, manifest and fence, and back into
 the live tensors; the peers put and get one object of as many bytes. What was overwritten or deleted
 is freed between two turns, for the server takes as long for that as for a put. A peer that is not
-installed, or that this server refuses, is left out and named. `obstore_unsigned` sends bodies that
-nothing proves, and is no peer. `MEGAPARAMS` in the environment sets the size, 30 million by
-default; `CONTENDERS` names some.
+installed, or that this server refuses, is left out and named. s3torchconnector asks the machine
+alone whom to trust: as root the server's authority is added to what this process sees of that.
+`obstore_unsigned` sends bodies that nothing proves, and is no peer. `MEGAPARAMS` in the environment
+sets the size, 30 million by default; `CONTENDERS` names some.
 """
 
 from __future__ import annotations
