@@ -200,6 +200,20 @@ MUTANTS = [
         f"{HOSTS} -k what_there_was_then",
     ),
     Mutant(
+        "a life has to begin from what was damaged",
+        f"{FOLDER}/struck_run.py",
+        "struck.after if struck.damaged else struck.before",
+        "struck.before",
+        f"{HOSTS} -k damaged",
+    ),
+    Mutant(
+        "of the lives after a fault only the first is judged",
+        f"{FOLDER}/struck_run.py",
+        "    restored, due = next(wrong, lives[0])\n",
+        "    restored, due = lives[0]\n",
+        f"{HOSTS} -k too_little",
+    ),
+    Mutant(
         "hosts are started again when the run is over",
         f"{FOLDER}/job.py",
         "        if 0 in codes:\n",

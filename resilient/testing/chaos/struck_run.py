@@ -117,7 +117,8 @@ class StruckRun:
         seconds = self._clock.monotonic_seconds() - began_seconds
         is_new_life = struck.is_new_life or bool(set(job.reached) - known)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
-        struck = self._with_ends(self._with_resume(struck, told), ended)
+        struck = with_lives(struck, job.facts()[told:], has_hosts=len(job.hosts) > 1)
+        struck = self._with_ends(struck, ended)
         # Asked again: of hosts that ended, some may be excused now.
         code = job.code()
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
@@ -132,19 +133,6 @@ class StruckRun:
         since_seconds = self._clock.monotonic_seconds() - began_seconds
         is_settled = struck.strike.fault.kind is not Kind.CUT or since_seconds > _SETTLED_SECONDS
         return is_settled and all(one.pid in old and one.step > step for one in ranks)
-
-    def _with_resume(self, struck: Struck, told: int) -> Struck:
-        """Add where the new life began, and from what it had to."""
-        facts = self._job.facts()[told:]
-        is_mended = any(one["event"] == "CheckpointMended" for one in facts)
-        lives = began_from(facts, struck.before)
-        if not lives:
-            return replace(struck, is_mended=is_mended)
-        # Others may follow, as hosts come back; the one that began from too little is told.
-        wrong = (one for one in lives if one[1] is not None and one[0] < one[1])
-        restored, due = next(wrong, lives[0])
-        due = due if len(self._job.hosts) > 1 else None
-        return replace(struck, restored=restored, due=due, is_mended=is_mended)
 
     def _with_ends(self, struck: Struck, before: Sequence[int]) -> Struck:
         """Add whose agents have ended since; hosts that need not come back are not missed."""
@@ -162,6 +150,25 @@ class StruckRun:
                 one.host for one in ends if codes[one.host] == one.code and one.is_right
             }
         return replace(struck, ends=ends)
+
+
+def with_lives(struck: Struck, facts: Sequence[Mapping[str, str]], *, has_hosts: bool) -> Struck:
+    """Return a strike with where the new life began, and from what it had to (pure).
+
+    Args:
+        struck: what is known of it.
+        facts: of rank 0, since it struck.
+        has_hosts: whether some hosts may have gone on without another one meanwhile.
+    """
+    is_mended = any(one["event"] == "CheckpointMended" for one in facts)
+    # What was damaged meanwhile is not what a life can begin from.
+    lives = began_from(facts, struck.after if struck.damaged else struck.before)
+    if not lives:
+        return replace(struck, is_mended=is_mended)
+    # Others may follow, as hosts come back; the one that began from too little is told.
+    wrong = (one for one in lives if one[1] is not None and one[0] < one[1])
+    restored, due = next(wrong, lives[0])
+    return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
 
 
 def began_from(

@@ -15,7 +15,7 @@ from resilient.testing.chaos.faults import Kind, Planned, Strike, Target
 from resilient.testing.chaos.honesty import right_codes
 from resilient.testing.chaos.job import Job, Surroundings
 from resilient.testing.chaos.promises import State, judge
-from resilient.testing.chaos.struck_run import began_from
+from resilient.testing.chaos.struck_run import began_from, with_lives
 from resilient.testing.chaos.telling import Telling
 
 if TYPE_CHECKING:
@@ -133,6 +133,26 @@ def test_each_life_is_held_against_what_was_committed_before_it():
     ]
     assert began_from(facts[2:3], None) == [(saved(10), None)]
     assert began_from(facts[:2], saved(10)) == []
+
+
+RESTORED_10 = {"event": "CheckpointRestored", "checkpoint": "checkpoint-10-g1"}
+RESTORED_20 = {"event": "CheckpointRestored", "checkpoint": "checkpoint-20-g1"}
+
+
+def test_the_life_that_began_from_too_little_is_told():
+    found = with_lives(STRUCK, [RESTORED_20, RESTORED_10], has_hosts=True)
+    assert (found.restored, found.due) == (saved(10), saved(20))
+    assert broken(found) == {"available"}
+    found = with_lives(STRUCK, [RESTORED_20, RESTORED_20], has_hosts=True)
+    assert not broken(found)
+    assert with_lives(STRUCK, [RESTORED_20], has_hosts=False).due is None
+
+
+def test_no_life_need_begin_from_what_was_damaged():
+    flipped = replace(STRUCK, damaged=saved(20), after=saved(10), is_found=True)
+    found = with_lives(flipped, [RESTORED_10], has_hosts=True)
+    assert (found.restored, found.due) == (saved(10), saved(10))
+    assert not broken(found)
 
 
 def test_what_rank_0_told_on_any_host_is_heard_in_order_and_once(tmp_path):
