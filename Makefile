@@ -73,6 +73,9 @@ SEEDS ?= 10000
 FROM ?= 0
 simulate: $(STAMP)
 	nice $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
+	nice $(BIN)/python -m tests.simulation.hosts --seeds $(SEEDS) --from $(FROM)
+	for name in $$($(BIN)/python -m tests.simulation.hosts --list); do \
+	  nice $(BIN)/python -m tests.simulation.hosts --broken $$name --seeds 1 --found || exit 1; done
 
 # A save's requests, bytes and way to the commit at up to 16,384 ranks: the table of docs/scale.md. Minutes, 12 GiB.
 RANKS ?=

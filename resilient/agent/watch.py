@@ -203,8 +203,17 @@ class LifeWatch:
             cause=first.cause if first else None,
             is_unsaved=bool(self._attempt) and told_unsaved(self._notes) == self._attempt,
         )
+        if is_ended and outcome.status == 0:
+            self._tell_done(request)
         # Who waited for a rank that was taken had nothing to save without it.
         return outcome if is_ended or outcome.is_taken else replace(outcome, kind=Kind.KILLED)
+
+    def _tell_done(self, request: StopRequest) -> None:
+        """Have the others count on this host's ranks, which are done, and see them done in time."""
+        while not self._barrier.is_passed() and not self._stops.is_urgent:
+            if self._left_seconds(self._stops.request or request) <= _LAST_SECONDS:
+                return
+            self._clock.sleep(_TICK_SECONDS)
 
     def _failures_of_stop(self) -> list[Failure]:
         """Return the workers that failed though they were only asked to end."""

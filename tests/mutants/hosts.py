@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 SILENT = "tests/unit/agent/test_member_silent.py"
 MEMBERS = "tests/unit/agent/test_membership.py"
 CLOSED = "tests/unit/agent/test_closed_rendezvous.py"
+SLICE = "tests/simulation/hosts -k slice"
 ENDINGS = "tests/unit/agent/test_endings_together.py"
 
 MUTANTS = [
@@ -116,6 +117,27 @@ MUTANTS = [
         'return "left" if is_left else ""',
         'return ""',
         MEMBERS,
+    ),
+    Mutant(
+        "a host that is asked to stop when it is done does not say that it is",
+        "resilient/agent/watch.py",
+        "            self._tell_done(request)\n",
+        "            pass\n",
+        ENDINGS,
+    ),
+    Mutant(
+        "a host that is one too many calls all others back, as the simulator sees it",
+        "resilient/agent/nodes/membership.py",
+        "len(holder.state.participants) < settings.max_nodes",
+        "True",
+        SLICE,
+    ),
+    Mutant(
+        "a host leaves while others still save, as the simulator sees it",
+        "resilient/agent/nodes/leaving.py",
+        "            if left_seconds <= _OUT_SECONDS:\n",
+        "            if True:\n",
+        SLICE,
     ),
     Mutant(
         "a meeting that somebody left is over for good",

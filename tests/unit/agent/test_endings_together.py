@@ -12,6 +12,7 @@ from resilient.agent.nodes.leaving import leave_rendezvous
 from resilient.agent.nodes.membership import ExitBarrier
 from resilient.agent.nodes.roster import Roster
 from resilient.agent.options import Patience
+from resilient.agent.verdict.causes import NOTHING_SEEN
 from resilient.agent.verdict.decide import Finish, GiveUp, Kind
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.errors import Fenced, PeerFailed
@@ -96,6 +97,34 @@ def test_a_late_host_is_let_in_while_ranks_run(is_running):
     outcome = watch._look()
     assert (outcome.kind if outcome else None) is (Kind.REGROUPED if is_running else None)
     assert watch._members.is_told is is_running
+
+
+def stopped(watch, clock, within_seconds):
+    """Have a host asked to stop whose worker has ended with 0; return how long it takes."""
+    watch._stops.asked_by = 15
+    watch._stops.request = StopRequest("SIGTERM", clock.seconds + within_seconds)
+    watch._health.evidence = lambda: NOTHING_SEEN
+    began_seconds = clock.seconds
+    outcome = watch._look()
+    assert (outcome.kind, outcome.status) == (Kind.STOPPED, 0)
+    return clock.seconds - began_seconds
+
+
+def test_a_host_that_is_asked_to_stop_when_it_is_done_says_so():
+    (mine, other), clock = barriers(2)
+    watch = watch_of(Members(), mine, clock)
+    assert 8.0 <= stopped(watch, clock, 10) < 8.3
+    assert other.is_passed(), "it would miss the first one, and find the rendezvous closed"
+
+
+def test_such_a_host_waits_no_longer_than_for_the_others():
+    (mine, other), clock = barriers(2)
+    other.is_passed()
+    assert stopped(watch_of(Members(), mine, clock), clock, 60) < 6
+    hurried, clock = barriers(2)
+    watch = watch_of(Members(), hurried[0], clock)
+    watch._stops.is_urgent = True
+    assert stopped(watch, clock, 60) == 0
 
 
 class Handler:
