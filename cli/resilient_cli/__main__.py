@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from resilient_cli.leaving import Ending
+
 
 def main() -> int:
     """Listen for signals before anything takes time, then run the program."""
@@ -11,9 +13,11 @@ def main() -> int:
         from resilient_cli import early
 
         early.listen(sys.argv[1:])
+    ending = Ending()
     from resilient_cli import app
 
-    return app.main()
+    ending.status = app.main()
+    return ending.status
 
 
 if __name__ == "__main__":

@@ -29,7 +29,16 @@ def another_way(hint: str, given: Sequence[str], code: str) -> str:
     # Nearly every error of a place says to list it; who just did wants to know what is wrong there.
     if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
         return f"resilient doctor --repo {quoted(words[3])}" if words[3:] else _explained(code)
+    if words[:3] == ["resilient", *said[:2]] and words[3:] and _are_options(words[3:]):
+        # The same command with something more: whatever was typed stays as it was.
+        more = [] if set(words[3:]) <= set(given) else words[3:]
+        return shlex.join(["resilient", *given, *more]) if more else _explained(code)
     return _explained(code) if words == ["resilient", *given] else hint
+
+
+def _are_options(words: Sequence[str]) -> bool:
+    is_plain = all(one.startswith("--") or one.isdigit() for one in words)
+    return words[0].startswith("--") and is_plain and "--help" not in words
 
 
 def _explained(code: str) -> str:

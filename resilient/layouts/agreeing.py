@@ -25,6 +25,7 @@ _EPOCHS_APART = 0.02
 _RATES_APART = 1e-6
 _LAMBDAS = "lr_lambdas"
 """The schedules with it go by what they begin from; others by the rate that a group has."""
+_BASES = "the rates that the schedule begins from"
 _WIDTHS = (
     *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
     "dim",
@@ -36,6 +37,8 @@ _EMBEDDINGS = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Those of DistributedDataParallel and of torch.compile."""
 _OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
 _AXES = 2
 
@@ -108,7 +111,16 @@ def odd_schedule(place: str, value: Mapping[Any, Any]) -> list[Problem]:
         if isinstance(one, float) and not math.isfinite(one):
             what = f"a rate it begins from is {one}: a step spoils all weights"
             return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
-    count, step = whole(value.get("_step_count")), whole(value.get("last_epoch"))
+    count, last = whole(value.get("_step_count")), value.get("last_epoch")
+    step, told = whole(last), value.get("_last_lr")
+    if _LAMBDAS in value and isinstance(rates, list) and isinstance(told, list):
+        for at, (one, other) in enumerate(zip(rates, told, strict=False)):
+            if decimal(one) == 0 and decimal(other):
+                what = f"group {at} begins from a rate of 0, and its last one was {other:g}"
+                return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Cure.COPY)]
+    if type(last) is int and last < 0 and count:
+        what = f"it is at step {last} after {count} calls: its rates would begin anew"
+        return [Problem(place, what, "the place in the schedule", cure=Cure.COPY)]
     if count is None or step is None or count == step + 1 or "_schedulers" in value:
         return []
     what = f"it counts {count} calls at step {step}, and each step is one more"
@@ -131,8 +143,7 @@ def odd_count(
     bases, last = value.get("base_lrs"), value.get("_last_lr")
     if not isinstance(bases, list):
         what = "it has no `base_lrs`: the rates it begins from would be those of today's arguments"
-        loses = "the rates that the schedule begins from"
-        return [Problem(place, what, loses, cure=Cure.COPY)] if _LAMBDAS in value else []
+        return [Problem(place, what, _BASES, cure=Cure.COPY)] if _LAMBDAS in value else []
     count, begun = optimizer.groups, len(bases)
     told = len(last) if isinstance(last, list) else count
     stops = Problem(place, "", is_fatal=True, cure=Cure.COPY)
@@ -174,6 +185,24 @@ def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> 
         return []
     what = f"the optimizer made {optimizer.step} updates by step {step}, and no scaler skipped any"
     return [Problem(".", what, _AGREEMENT, cure=Cure.COPY)]
+
+
+def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
+    """Return whether all weights have the name that a wrapper around the model gives them.
+
+    The Trainer of Transformers saves without; it loads what fits, and the rest stays as it was.
+    """
+    weights = [one for one in tensors if one.part == MODEL]
+    for prefix in _WRAPPERS:
+        if weights and all(one.name.startswith(prefix) for one in weights):
+            what = (
+                f"all its weights are named `{prefix}...`, as of a model in a wrapper: a model "
+                "without one takes none of them, and the Trainer goes on from weights as new"
+            )
+            loses = "the weights, unless the model is in that wrapper"
+            place = weights[0].files[0] if weights[0].files else "."
+            return (Problem(place, what, loses, cure=Cure.EARLIER),)
+    return ()
 
 
 def odd_config(place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Problem]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import KeyNotFound
 from resilient.format.regions import whole as all_of
+from resilient.layouts.documents import require_no_pointer
 from resilient.layouts.pickled import Name, Stored, TensorRef
 from resilient.layouts.pickles import BYTES_MAX, leaves, read_pickle
 from resilient.layouts.rebuilding import rebuild
@@ -105,18 +106,27 @@ class Archive:
             return value
         return self._element(value) if isinstance(value, TensorRef) else None
 
-    def _element(self, tensor: TensorRef) -> float | int | None:
-        """Return the one element of a tensor, None when it has more or its bytes are not here."""
+    def head(self, tensor: TensorRef, count: int) -> bytes:
+        """Return the first bytes of a tensor's, none of one whose bytes are not here.
+
+        Raises:
+            StoreError: it could not be read.
+        """
         place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
-        if place is None or tensor.dtype not in _NUMBERS or any(one != 1 for one in tensor.shape):
-            return None
-        item_bytes = ITEM_BITS[tensor.dtype] // 8
-        if (tensor.offset + 1) * item_bytes > place[1]:
-            return None
+        at = tensor.offset * (ITEM_BITS.get(tensor.dtype, 8) // 8)
+        if place is None or at + count > place[1]:
+            return b""
         start = self.base + place[0]
         if self.form is Form.MEMBER:
             start = data_start(self.folder, self.name, start)
-        data = self.folder.read(self.name, start + tensor.offset * item_bytes, item_bytes)
+        return self.folder.read(self.name, start + at, count)
+
+    def _element(self, tensor: TensorRef) -> float | int | None:
+        """Return the one element of a tensor, None when it has more or its bytes are not here."""
+        if tensor.dtype not in _NUMBERS or any(one != 1 for one in tensor.shape):
+            return None
+        item_bytes = ITEM_BITS[tensor.dtype] // 8
+        data = self.head(tensor, item_bytes)
         if len(data) != item_bytes:
             return None
         order = ">" if self.byteorder == "big" else "<"
@@ -234,6 +244,7 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
     if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
         raise Unreadable("a tar file, as torch before 0.1.10 wrote them: `torch.save` it anew")
     if at < _LEGACY_PROTO_BYTES:
+        require_no_pointer(folder, name)
         raise Unreadable(f"not a file of torch's: {str(error)[:120]}") from error
     stream = io.BytesIO(head)
     stream.seek(at - _LEGACY_PROTO_BYTES)

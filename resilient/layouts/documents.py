@@ -19,6 +19,8 @@ JSON_BYTES_MAX = 32 << 20
 HEADER_BYTES_MAX = 32 << 20
 """The library itself takes 100 MB; a header of 100,000 tensors has 12."""
 _META = "__metadata__"
+_POINTER = b"version https://git-lfs"
+"""How it begins: docs/spec.md of Git LFS."""
 _NUMBER_MAX = 1 << 62
 
 
@@ -34,6 +36,17 @@ def read_json(folder: Folder, listing: Listing, name: str) -> dict[str, Any]:
     if listing.sizes[name] > JSON_BYTES_MAX:
         raise Unreadable(f"a document of {listing.sizes[name]} bytes")
     return _parsed(folder.read(name, 0, JSON_BYTES_MAX), "it")
+
+
+def require_no_pointer(folder: Folder, name: str) -> None:
+    """Require that a file is not what Git has in its place until Git LFS fetches it.
+
+    Raises:
+        Unreadable: it is.
+        StoreError: it could not be read.
+    """
+    if folder.read(name, 0, len(_POINTER)) == _POINTER:
+        raise Unreadable("it is a pointer of Git LFS, not the file: `git lfs pull` there gets it")
 
 
 def read_text(folder: Folder, listing: Listing, name: str) -> str:
@@ -93,6 +106,7 @@ def read_header(
     head = folder.read(name, 0, 8)
     if len(head) != 8:  # noqa: PLR2004 - the length field
         raise Unreadable(f"it has {size_bytes} bytes")
+    require_no_pointer(folder, name)
     (length,) = struct.unpack("<Q", head)
     if length > min(HEADER_BYTES_MAX, size_bytes - 8):
         raise Unreadable(f"its header claims {length} bytes, and the file has {size_bytes}")

@@ -29,6 +29,8 @@ _OPTIONS = set(_SCALARS) - {"initial_lr"}
 _OF_ADAM = {"betas", "eps", "weight_decay"}
 _ADAM_ALONE = {"amsgrad", "maximize", "capturable", "differentiable"}
 """What the groups of Adam as torch has it say, and nobody else's."""
+_STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+"""What the first step of Adam asks of each state that is not empty."""
 _KEPT_OF_EACH = {
     *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
     *("prev", "state1", "exp_avg_sq_row"),
@@ -53,6 +55,7 @@ def odd_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
         return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
     sayings = (
         *_without(groups[:_GROUPS_MAX], state),
+        *_of_another(groups, state),
         *_strangers(groups, state),
         *_not_finite(groups[:_GROUPS_MAX], archive),
     )
@@ -116,6 +119,8 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
     if len(own) != len(named):
         twice = Counter(named).most_common(1)[0][0]
         yield f"parameter `{str(twice)[:80]}` is twice in its groups: another goes on without state"
+    elif own == set(range(len(own))) and named != sorted(named, key=int):
+        yield "the numbers of its parameters are not in order: torch would give them to others"
     lost = [key for key, held in state.items() if isinstance(held, dict) and key not in own]
     if own and lost:
         yield (
@@ -136,6 +141,24 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
         if lacking := sorted(wanted - own):
             yield f"its group {at} has no `{lacking[0]}`: the first step stops at that"
             return
+
+
+def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+    """Yield the first state that lacks what the groups' optimizer asks of it: torch's Adam."""
+    if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
+        return
+    for key, held in state.items():
+        lacking = [one for one in _STATE_OF_ADAM if one not in held] if _is_full(held) else []
+        if lacking:
+            yield (
+                f"its groups are of Adam, and the state of `{str(key)[:80]}` has no "
+                f"`{lacking[0]}`: the first step stops at that"
+            )
+            return
+
+
+def _is_full(held: Any) -> bool:
+    return isinstance(held, dict) and bool(held)
 
 
 def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]:

@@ -16,6 +16,7 @@ from resilient.layouts.agreeing import (
     odd_rates,
     odd_schedule,
     odd_state,
+    wrapped,
 )
 from resilient.layouts.archives import open_archive
 from resilient.layouts.deepspeed import tag_of
@@ -52,6 +53,8 @@ KEYS = {
     "trial_params",
 }
 """What its loader takes; at any other key it raises."""
+NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
+"""With these it counts, and raises at what is no number; what it takes where nothing is said."""
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 # Transformers loads the schedule and the optimizer together or not at all.
 _BOTH = "the optimizer's state and the schedule"
@@ -85,6 +88,7 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     problems += [
         *model.problems,
         *optimizer.problems,
+        *wrapped(model.tensors),
         *more,
         *odd,
         *_config(folder, listing, model),
@@ -121,11 +125,23 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
     if whole(state.get("global_step")) is None:
         what = "it has no `global_step`"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
+    for name, unsaid in NUMBERS.items():
+        if decimal(state.get(name, unsaid)) is None:
+            what = f"its `{name}` is no number, and Transformers counts with it"
+            return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
     unknown = sorted(set(state) - KEYS)
     if unknown:
         what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
         return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    return state, [*_best_moved(folder, state), *odd_state(STATE, state)]
+    return state, [*_best_moved(folder, state), *_batch_size(state), *odd_state(STATE, state)]
+
+
+def _batch_size(state: dict[str, Any]) -> list[Problem]:
+    """Return whether none is said in the place of it; what is no number ended before this."""
+    if decimal(state["train_batch_size"]):
+        return []
+    what = "its `train_batch_size` is 0, which Transformers warns of"
+    return [Problem(STATE, what, "the batch size that `auto_find_batch_size` had found")]
 
 
 def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:

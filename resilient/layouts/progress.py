@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, whole
 from resilient.layouts.pickled import TensorRef
-from resilient.layouts.randoms import OF_DEVICES, WANTED, has_devices, misfit, odd_devices
+from resilient.layouts.randoms import OF_DEVICES, WANTED, has_devices, misfit, odd_devices, unset
 from resilient.layouts.values import Cure, Optimizer, Problem, RandomStates, Schedule, Unreadable
 
 if TYPE_CHECKING:
@@ -165,13 +165,16 @@ def _opened(
 ) -> tuple[Any, str]:
     """Return what a file of random states holds, and why it is none; empty where it is one."""
     try:
-        value = open_archive(folder, listing, name).value
+        archive = open_archive(folder, listing, name)
     except Unreadable as error:
         return None, str(error)
+    value = archive.value
     if not isinstance(value, dict) or not any(one in value for one in _KINDS):
         return value, "it holds no random states"
     lacking = [one for one in wanted if one not in value]
-    return value, f"it has no `{lacking[0]}`" if lacking else misfit(value, _KINDS)
+    if lacking:
+        return value, f"it has no `{lacking[0]}`"
+    return value, misfit(value, _KINDS) or unset(value, _KINDS, archive)
 
 
 def _kinds(value: Any) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ raise at anything else.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.pickled import Made, TensorRef
@@ -13,12 +14,17 @@ from resilient.layouts.pickled import Made, TensorRef
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from resilient.layouts.archives import Archive
+
 WANTED = ("python", "numpy", "cpu")
 """What the Trainer of Transformers takes from each file without asking whether it is there."""
 _PYTHON_VERSION, _PYTHON_NUMBERS = 3, 625
 _NUMPY_WORDS = 624
 _NUMPY_FIELDS = (3, 5)
 _CPU_BYTES = 5056
+_CPU_WORDS = 624
+_CPU_HEAD = struct.Struct("<QiiQ")
+"""The seed, how many words are left, whether it was seeded, and which word is next."""
 OF_DEVICES = "the random state of CUDA"
 """What is lost with it: dropout on a GPU draws other numbers. CPUs take none of it."""
 _DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
@@ -38,6 +44,31 @@ def misfit(value: dict[Any, Any], kinds: dict[str, str]) -> str:
         takes = _TAKEN.get(kind)
         if takes and not takes(state):
             return f"its `{name}` is no state that the generator of {_OWNERS[kind]} takes"
+    return ""
+
+
+def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str:
+    """Return which state of torch's generator it refuses for what is in it; empty when none.
+
+    Source: ``at::mt19937::is_valid``, and ``CPUGeneratorImplStateLegacy`` of ATen for the layout.
+
+    Args:
+        value: of the file; ``misfit`` finds nothing.
+        kinds: which generator each of its keys is for.
+        archive: that reads the bytes.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    for name, state in value.items():
+        if not isinstance(name, str) or kinds.get(name) != "cpu":
+            continue
+        head = archive.head(state, _CPU_HEAD.size)
+        if len(head) != _CPU_HEAD.size:
+            continue
+        _, left, is_seeded, drawn = _CPU_HEAD.unpack(head)
+        if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and drawn <= _CPU_WORDS):
+            return f"its `{name}` is no state that the generator of torch takes: it was never set"
     return ""
 
 

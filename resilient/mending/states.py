@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, read_json, whole
-from resilient.layouts.hf_trainer import KEYS, STATE, is_beside
+from resilient.layouts.hf_trainer import KEYS, NUMBERS, STATE, is_beside
 from resilient.layouts.values import Unreadable
 from resilient.mending.cut import cut_document
 from resilient.mending.histories import SHARED, logs_beside, read_beside
@@ -28,7 +28,7 @@ _EMPTY: dict[str, Any] = {
     "epoch": 0.0, "eval_steps": 500, "global_step": 0, "is_hyper_param_search": False,
     "is_local_process_zero": True, "is_world_process_zero": True, "log_history": [],
     "logging_steps": 500, "max_steps": 0, "num_input_tokens_seen": 0, "num_train_epochs": 0,
-    "save_steps": 500, "stateful_callbacks": {}, "total_flos": 0.0, "train_batch_size": None,
+    "save_steps": 500, "stateful_callbacks": {}, "total_flos": 0.0, "train_batch_size": 0,
     "trial_name": None, "trial_params": None,
 }  # fmt: skip
 _OF_RUN = (
@@ -55,6 +55,8 @@ CONSEQUENCES = {
     "step's; with one that no step here knows Transformers raises at its next save",
     "epoch": "logs tell another one; Transformers counts its place in the data from the step",
     "counts": "of operations and tokens: they begin anew, or are in proportion to another step's",
+    "batch size": "0 stands for it: Transformers warns of another one, and raises with "
+    "`auto_find_batch_size`",
 }
 
 
@@ -80,10 +82,12 @@ def mend_state(case: Case) -> None:
         held = {}
     if set(held) - KEYS:
         held = _known_alone(case, held)
+    odd = [name for name in NUMBERS if name in held and decimal(held[name]) is None]
+    held = {name: one for name, one in held.items() if name not in odd}
     step = step_of(case, without="state")
     if case.is_broken(STATE) and (not held or whole(held.get("global_step")) is None):
         _rebuild(case, step, {})
-    elif held and step is not None and whole(held["global_step"]) != step:
+    elif held and step is not None and (odd or whole(held["global_step"]) != step):
         _rebuild(case, step, held)
     mend_best(case)
 
@@ -185,6 +189,7 @@ def _rebuild(case: Case, step: int | None, stale: dict[str, Any]) -> None:
     if rest:
         known.state |= {key: rest[key] for key in rest if key in KEYS and key != "log_history"}
         known.sources.append("what is whole of it")
+    _tell_batch_size(known)
     for one in known.lost:
         case.losses[one] = CONSEQUENCES[one]
     said = "the folder's name, the schedule and the optimizer"
@@ -321,3 +326,10 @@ def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States
         known.state[key] = type(_EMPTY[key])(count * step / at)
     if not all(key in rest for key in _COUNTS):
         known.lost.append("counts")
+
+
+def _tell_batch_size(known: _Known) -> None:
+    """Have a number there: the Trainer divides it when it resumes."""
+    if not decimal(known.state["train_batch_size"]):
+        known.state["train_batch_size"] = 0
+        known.lost.append("batch size")

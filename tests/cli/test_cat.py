@@ -155,7 +155,7 @@ def test_where_a_reference_ends(text, expected):
 def test_a_reference_alone_says_nothing_of_what_to_show(run, call):
     outcome = call("ckpt", "cat", "latest", "-r", run)
     assert outcome.status == 2
-    assert "resilient ckpt inspect latest --tensors" in outcome.stderr
+    assert f"resilient ckpt inspect latest {run} --tensors" in outcome.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def write_sparse(folder: Path, tensor_bytes: int = TENSOR_BYTES) -> int:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     state = {"global_step": 500, "epoch": 1.0, "max_steps": 1000, "log_history": []}
+    state["train_batch_size"] = 4
     (folder / "trainer_state.json").write_text(json.dumps(state))
     return total
 

@@ -36,6 +36,22 @@ def test_a_plan_is_shown_and_carried_out_only_when_it_is_asked_for(checkpoint, c
     } == before
 
 
+@pytest.mark.parametrize(
+    ("name", "lost"), [("total_flos", "counts"), ("train_batch_size", "batch size")]
+)
+def test_a_number_that_is_none_is_written_anew(checkpoint, call, name, lost):
+    path = checkpoint / "trainer_state.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({**held, name: None}))
+    assert call("ckpt", "verify", checkpoint).status == 1
+    told = call("ckpt", "repair", checkpoint, "--apply", "--json").stdout
+    assert lost in json.loads(told)["losses"]
+    made = checkpoint.parent / "repaired" / "checkpoint-8"
+    assert call("ckpt", "verify", made).status == 0
+    found = json.loads((made / "trainer_state.json").read_text())
+    assert found == {**held, name: 0}
+
+
 def test_another_copy_and_another_place_are_options(checkpoint, call, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (checkpoint / "model.safetensors").unlink()

@@ -75,7 +75,13 @@ def trainer(folder):
     drawn = {"python": Random(7).getstate(), "numpy": np.random.RandomState(7).get_state()}
     cpu = torch.Generator().manual_seed(7).get_state()
     torch.save({**drawn, "cpu": cpu}, folder / "rng_state.pth")
-    state = {"global_step": 7, "epoch": 0.5, "best_global_step": 7, "log_history": [{"step": 7}]}
+    state = {
+        "global_step": 7,
+        "train_batch_size": 4,
+        "epoch": 0.5,
+        "best_global_step": 7,
+        "log_history": [{"step": 7}],
+    }
     state["best_model_checkpoint"] = "run/checkpoint-7"
     (folder / "trainer_state.json").write_text(json.dumps(state))
 

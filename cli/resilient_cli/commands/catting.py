@@ -80,7 +80,7 @@ def cat(  # noqa: PLR0913 - the options of a command
     from resilient.comparison.summing import summarize
     from resilient_cli.sides import side_at
 
-    ref, name, place = _meant(ref, name, place)
+    ref, name, place = _meant(ref, name, place, repo)
     side = side_at(ref, place, repo)
     output = output_of(ctx)
     tensor = _tensor(side, name)
@@ -103,7 +103,9 @@ def cat(  # noqa: PLR0913 - the options of a command
         ) from error
 
 
-def _meant(ref: str, name: str | None, place: str | None) -> tuple[str, str, str | None]:
+def _meant(
+    ref: str, name: str | None, place: str | None, repo: str | None
+) -> tuple[str, str, str | None]:
     """Tell ``REF NAME [REPO]`` and ``REF:PATH [REPO]`` apart; return reference, name, repository.
 
     Raises:
@@ -112,9 +114,10 @@ def _meant(ref: str, name: str | None, place: str | None) -> tuple[str, str, str
     # A file may have a colon in its name, and what is there is what is meant.
     split = None if place or Path(ref).exists() else split_inside(ref)
     if name is None and split is None:
+        words = " ".join(quoted(one) for one in (ref, place or repo) if one)
         raise UsageError(
             f"nothing says what of `{ref}` to show: a tensor, a value or a file",
-            hint=f"resilient ckpt inspect {quoted(ref)} --tensors",
+            hint="resilient ckpt inspect " + words + " --tensors",
         )
     if split is None or (split[2] and name is not None):
         return ref, name or "", place

@@ -274,7 +274,7 @@ def _require_policy(retention: Retention) -> None:
     if retention.is_empty:
         raise UsageError(
             "no policy was given, so there is nothing to decide by",
-            hint="resilient ckpt prune REPO --keep-last 3 --dry-run",
+            hint="resilient ckpt prune --keep-last 3 --dry-run",
         )
 
 
@@ -288,7 +288,7 @@ def _require_somebody(output: Output) -> None:
         raise UsageError(
             "prune deletes, and nobody is there to confirm it; nothing was deleted: `--yes` does "
             "what is shown",
-            hint="resilient ckpt prune REPO --keep-last 3 --yes",
+            hint="resilient ckpt prune --yes",
         )
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from resilient.comparison.proving import prove
@@ -79,6 +80,7 @@ def edit(path, of):
         (lambda rng: rng.pop("python"), "it has no `python`"),
         (lambda rng: rng.update(cpu=rng["cpu"][:10].clone()), "its `cpu`"),
         (lambda rng: rng.update(cpu=rng["cpu"].float()), "its `cpu`"),
+        (lambda rng: rng["cpu"].zero_(), "its `cpu` is no state that the generator of torch takes"),
         (lambda rng: rng.update(python=(2, *rng["python"][1:])), "its `python`"),
         (lambda rng: rng.update(python=(3, rng["python"][1][:9], None)), "its `python`"),
         (lambda rng: rng.update(numpy=("PCG64", *rng["numpy"][1:])), "its `numpy`"),
@@ -99,6 +101,16 @@ def test_a_numbered_random_state_alone_is_that_of_a_world_with_a_rank_lost(ranks
     assert "ranks without a random state: 1" in told
 
 
+def _of_each(held, of):
+    """Change the state of each parameter."""
+    for key, one in held["state"].items():
+        held["state"][key] = of(one)
+
+
+def _without(*names):
+    return lambda one: {name: value for name, value in one.items() if name not in names}
+
+
 def _swap_first(groups):
     groups[0]["params"][0] = groups[1]["params"][0]
 
@@ -112,6 +124,14 @@ def _swap_first(groups):
         (lambda held: held["param_groups"][1].update(lr=float("nan")), "no", "`lr` of its group 1"),
         (lambda held: held["param_groups"][0].update(betas=(0.9, float("inf"))), "no", "`betas`"),
         (lambda held: held["state"].clear(), "partly", "nothing of any parameter"),
+        (lambda held: _of_each(held, _without("exp_avg")), "no", "has no `exp_avg`"),
+        (
+            lambda held: _of_each(held, _without("exp_avg", "exp_avg_sq")),
+            "no",
+            "groups are of Adam",
+        ),
+        (lambda held: _of_each(held, _without("step")), "no", "has no `step`"),
+        (lambda held: held["param_groups"].reverse(), "no", "are not in order"),
     ],
 )
 def test_groups_that_do_not_fit_their_states_are_told(single, of, answer, why):
@@ -120,6 +140,48 @@ def test_groups_that_do_not_fit_their_states_are_told(single, of, answer, why):
     assert found == answer
     assert "optimizer.pt: " in told
     assert why in told
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (lambda held: held.update(last_epoch=-1), "it is at step -1"),
+        (lambda held: held.update(base_lrs=[0.0] * len(held["base_lrs"])), "from a rate of 0"),
+    ],
+)
+def test_a_schedule_that_would_begin_anew_is_told(single, of, why):
+    change(single / "scheduler.pt", of)
+    answer, told = look(single)
+    assert answer == "partly"
+    assert why in told
+
+
+@pytest.mark.parametrize("name", ["total_flos", "train_batch_size"])
+def test_what_its_trainer_counts_with_is_a_number_and_is_mended(single, name):
+    before = json.loads((single / "trainer_state.json").read_text())
+    edit(single / "trainer_state.json", lambda state: state.update({name: None}))
+    answer, told = look(single)
+    assert answer == "no"
+    assert f"its `{name}` is no number" in told
+    assert isinstance(before[name], int | float)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
+def test_weights_named_as_in_a_wrapper_are_told(single, wrapper):
+    weights = safetensors.torch.load_file(single / "model.safetensors")
+    renamed = {wrapper + name: one for name, one in weights.items()}
+    safetensors.torch.save_file(renamed, single / "model.safetensors")
+    answer, told = look(single)
+    assert answer == "partly"
+    assert f"named `{wrapper}...`" in told
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_pointer_of_git_lfs_is_named(single, name):
+    (single / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    answer, told = look(single)
+    assert answer == "no"
+    assert f"{name}: it is a pointer of Git LFS" in told
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]"])
