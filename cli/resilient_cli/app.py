@@ -199,6 +199,7 @@ def _global_options(  # noqa: PLR0913 - the global options
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only ids, one per line.")] = False,
     debug: Annotated[bool, typer.Option("-v", "--debug", help="Show tracebacks.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Never use colours.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask: go on.")] = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
     timeout: Annotated[
         str, typer.Option(metavar="30s", help="Ask storage again for so long; else for 60s.")
@@ -218,6 +219,8 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
         output.color = False
     elif parameter.name == "no_input" and value:
         output.asks = False
+    elif parameter.name == "yes" and value:
+        output.agrees = True
     elif parameter.name == "timeout" and value:
         WITHIN_SECONDS.set(seconds_of(value, "--timeout"))
     elif parameter.name in ("quiet", "debug") and value:

@@ -48,6 +48,7 @@ class Output:
         debug: tracebacks too.
         color: unless conventions forbid it.
         asks: whether a question may be asked.
+        agrees: whether the answer to a question is yes without asking.
     """
 
     format: Format = Format.HUMAN
@@ -55,6 +56,7 @@ class Output:
     debug: bool = False
     color: bool = True
     asks: bool = True
+    agrees: bool = False
 
 
 @dataclass(frozen=True, slots=True)

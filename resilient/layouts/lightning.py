@@ -28,6 +28,11 @@ _VERSION = "pytorch-lightning_version"
 _TITLE = "Trainer of Lightning"
 _RESUME = "trainer.fit(model, ckpt_path='{path}')"
 _FROM = "Model.load_from_checkpoint('{path}')"
+_LOOPS = {
+    "epoch_progress": "the epoch",
+    "epoch_loop.batch_progress": "the batch in the epoch",
+    "epoch_loop.automatic_optimization.optim_progress": "the step",
+}
 _PLACE = "the place in the data"
 
 
@@ -66,6 +71,10 @@ def read_run(archive: Archive) -> Contents:
     elif len(optimizers) != len(states):
         problems.append(_fatal(archive.name, "an optimizer's state in it is none"))
     is_begun = bool(whole(value.get("global_step")))
+    if value.get("optimizer_states") == [] and is_begun:
+        # The loader pairs optimizers with states, and what has no state begins anew in silence.
+        what = "its `optimizer_states` is empty, and it has made steps"
+        problems.append(Problem(archive.name, what, "the optimizer's state", cure=Cure.COPY))
     for one in states:
         if optimizer_of(one, archive) is not None:
             problems += odd_optimizer(archive.name, one, archive, is_begun=is_begun)
@@ -165,7 +174,12 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
                 cure=Cure.COPY,
             )
         ]
-    problems = []
+    # What its loader does not find it leaves at zero, and says nothing.
+    problems = [
+        Problem(archive.name, f"its loops have no `{name}`", loses, cure=Cure.COPY)
+        for name, loses in _LOOPS.items()
+        if not isinstance(_at(loop, name), dict)
+    ]
     progress = _at(loop, "epoch_loop.automatic_optimization.optim_progress")
     made = whole(_down(progress, "optimizer", "step", "total", "completed"))
     manual = whole(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.agreeing import odd_count
 from resilient.layouts.documents import decimal, read_header, whole
 from resilient.layouts.groups import odd_optimizer
+from resilient.layouts.loading import how_to_load
 from resilient.layouts.modules import is_module, tensors_of
 from resilient.layouts.progress import ahead, optimizer_of, schedule_of
 from resilient.layouts.values import (
@@ -34,7 +35,6 @@ TORCH_TITLE = "one file of torch"
 WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
 ALONE = "it holds weights alone, to begin a new training from"
 _LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
-_LOAD = "torch.load('{path}', weights_only=True)"
 _FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
 _WANTED = {
     ("rng", "random"): "the random state",
@@ -85,14 +85,17 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     for wanted, what in _WANTED.items():
         if not any(part in word for part in wanted for word in words):
             lacking.append(what)
+    load, stops = how_to_load(archive.names)
     if optimizer is None and schedule is None and tensors:
-        problems = [Problem(archive.name, ALONE, is_fatal=True, help=_LOAD)]
+        problems = [Problem(archive.name, ALONE, is_fatal=True, help=load)]
     problems += [
         Problem(archive.name, f"it has no {one[4:]}", one, cure=Cure.UNKEPT) for one in lacking
     ]
     for key, _ in _modules(archive):
         what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` stops at it"
         problems.append(Problem(archive.name, what, cure=Cure.NEEDLESS))
+    if stops and not _modules(archive):
+        problems.append(Problem(archive.name, stops, cure=Cure.NEEDLESS))
     step = _first(named, _STEPS, whole)
     problems += ahead(archive.name, optimizer, step)
     is_begun = bool(step or (schedule and schedule.step))
@@ -104,7 +107,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     return Contents(
         layout,
         title,
-        _LOAD,
+        load,
         tensors,
         step=step,
         epoch=_first(named, _EPOCHS, decimal),

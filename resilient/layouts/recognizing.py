@@ -67,7 +67,7 @@ def read_distributed(folder: Folder, listing: Listing) -> Contents:
         return torchtitan.read_step(folder, listing, index)
     roots = [one for one in ("optimizer.", "optim.") if _has(index, one)]
     optimizer = distributed.optimizer_at(folder, listing, index, roots[0]) if roots else None
-    lacking = _lacking(index, optimizer)
+    lacking = _lacking(index, optimizer, resume)
     return Contents(
         "dcp",
         _DCP_TITLE,
@@ -93,11 +93,11 @@ def _read_safe_slices(folder: Folder, listing: Listing) -> Contents:
         world=index.ranks,
         optimizer=optimizer,
         versions={"metadata": index.version} if index.version else {},
-        problems=(*index.problems, *_lacking(index, optimizer)),
+        problems=(*index.problems, *_lacking(index, optimizer, safe_slices.RESUME)),
     )
 
 
-def _lacking(index: distributed.Index, optimizer: Optimizer | None) -> list[Problem]:
+def _lacking(index: distributed.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
     """Return what a training would want and no name in the index speaks of."""
     names = {one.name for one in index.tensors} | index.values
     found = (
@@ -112,6 +112,8 @@ def _lacking(index: distributed.Index, optimizer: Optimizer | None) -> list[Prob
             found.append(
                 Problem(".", f"nothing in it is named like {what}", what, cure=Cure.UNKEPT)
             )
+    if len(found) > len(_WANTED) and index.tensors:
+        return [Problem(".", plain.ALONE, plain.WEIGHTS_ONLY, is_fatal=True, help=load)]
     return found
 
 

@@ -252,3 +252,12 @@ def test_the_best_is_named_with_and_without_a_count(repo, call):
     assert outcome.status == 2
     assert "'loss:largest' is not METRIC" in outcome.stderr
     assert "hint: resilient ckpt inspect best:loss:min" in outcome.stderr
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_yes_goes_anywhere_and_to_any_command(call, repo, where):
+    words = ["ckpt", "prune", repo, "--keep-last", "1"]
+    words = ["--yes", *words] if where == "before" else [*words, "--yes"]
+    assert call(*words).status == 0
+    assert len(call("ckpt", "ls", repo, "-q").stdout.split()) == 1
+    assert call("ckpt", "ls", repo, "--yes").status == 0

@@ -103,12 +103,11 @@ def apply(
 
 
 @app.command("delete")
-def delete_run(  # noqa: PLR0913 - the options of a command
+def delete_run(
     ctx: typer.Context,
     name: Name = "train",
     *,
     dry_run: Annotated[bool, option("Only show the plan.", "--dry-run")] = False,
-    yes: Annotated[bool, option("Do not ask.", "-y", "--yes")] = False,
     context: Context = "",
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = "",
@@ -120,7 +119,7 @@ def delete_run(  # noqa: PLR0913 - the options of a command
     Example: resilient k8s delete gpt2 --dry-run
     """
     cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
-    asks = not (dry_run or yes)
+    asks = not (dry_run or output.agrees)
     if asks and not is_somebody_there(output):
         raise UsageError(
             "delete ends the run, and nobody is there to confirm it",

@@ -123,7 +123,6 @@ def prune(  # noqa: PLR0913 - the options of a command
         bool, typer.Option("--forget-undo", help="Keep nothing just because `ckpt undo` needs it.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     grace: Annotated[
         str,
         typer.Option(metavar="24h", help="How long what goes can be brought back; 0: not at all."),
@@ -175,7 +174,7 @@ def prune(  # noqa: PLR0913 - the options of a command
         )
     if not empty_trash:
         _require_policy(retention)
-    asks = not (dry_run or yes)
+    asks = not (dry_run or output.agrees)
     time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
     store = open_repository(place, repo)
     return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)

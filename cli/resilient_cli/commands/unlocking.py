@@ -64,7 +64,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
     records = records_of(run, place or repo or "")
     seen = testify(writer, records, present_ms(records, clock, now_ms))
-    is_alive, acts = seen.state is State.ALIVE, yes and not dry_run
+    is_alive = seen.state is State.ALIVE
+    acts = (yes or output_of(ctx).agrees) and not dry_run
     if acts and is_alive and not force:
         raise WriterAlive(
             f"life {writer.life} of {store.url} is written by a process that lives: {seen.why}; "

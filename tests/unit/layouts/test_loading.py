@@ -1,0 +1,85 @@
+"""The call that a file of torch is loaded with, and weights that are alone: each is carried out."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime as dt
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint
+from foreign_folders import look, verdict
+
+WEIGHTS = {"weight": torch.ones(2, 3)}
+NONE = "torch.load('{path}', weights_only=True)"
+ALL = "torch.load('{path}', weights_only=False)"
+NAMED = "torch.serialization.add_safe_globals([argparse.Namespace]); "
+
+
+class Own:
+    """Something of a script."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_safe_yet():
+    torch.serialization.clear_safe_globals()
+    yield
+    torch.serialization.clear_safe_globals()
+
+
+@pytest.mark.parametrize(
+    ("value", "command", "loads"),
+    [
+        (collections.Counter("ab"), NONE, True),
+        ({1, 2}, NONE, True),
+        (torch.float16, NONE, True),
+        (torch.nn.Parameter(torch.ones(2)), NONE, True),
+        (torch.ones(4).to_sparse(), NONE, True),
+        (argparse.Namespace(lr=1.0), NAMED + NONE, True),
+        (np.random.RandomState(1).get_state(), ALL, True),
+        (collections.deque([1]), ALL, True),
+        (dt.timedelta(1), ALL, True),
+        (Path("x"), ALL, True),
+        ([argparse.Namespace(), Path("x")], ALL, True),
+        (Own(), NONE, False),
+    ],
+    ids=str,
+)
+def test_a_file_is_loaded_by_the_call_that_is_named(tmp_path, value, command, loads):
+    path = tmp_path / "held.pt"
+    torch.save({"model": WEIGHTS, "more": value}, path)
+    contents, call = look(path), verdict(path).command
+    assert call == command.format(path=path)
+    told = [one.what for one in contents.problems if "stops at it" in one.what]
+    is_safe = command == NONE and loads
+    assert bool(told) is not is_safe, told
+    if not is_safe:
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(path, weights_only=True)
+    if loads:
+        scope = {"torch": torch, "argparse": argparse}
+        *before, last = call.split("; ")
+        for one in before:
+            exec(one, scope)  # noqa: S102 - what a user is told to type
+        held = eval(last, scope)  # noqa: S307 - the same
+        assert torch.equal(held["model"]["weight"], WEIGHTS["weight"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_weights_alone_are_no_training_state_in_whatever_layout(tmp_path):
+    folder = tmp_path / "dcp"
+    torch.distributed.checkpoint.save({"model": WEIGHTS}, checkpoint_id=str(folder), no_dist=True)
+    torch.save({"model": WEIGHTS}, tmp_path / "one.pt")
+    for path in (folder, tmp_path / "one.pt"):
+        assert verdict(path).answer == "no"
+        assert "weights alone" in verdict(path).why[0]
+    torch.distributed.checkpoint.save(
+        {"model": WEIGHTS, "scheduler": {"last_epoch": 3}},
+        checkpoint_id=str(tmp_path / "more"),
+        no_dist=True,
+    )
+    assert verdict(tmp_path / "more").answer == "partly"
