@@ -108,7 +108,9 @@ def _read(
     if lacks:
         raise IncompatibleCheckpoint(
             f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers goes on only from what a "
-            "Trainer saved"
+            "Trainer saved",
+            hint=f"resilient ckpt export {manifest.checkpoint} {quoted(url)} --format safetensors "
+            "--out weights",
         )
     ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     optional = ("scaler", *ranks, *PAPERS)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.showing import quoted
 from resilient.train.interop.archives import load_torch, nested, with_groups
 from resilient.train.interop.dcp import read_dcp
 from resilient.train.interop.tensors import unpack
@@ -260,8 +261,9 @@ class TransformersCheckpoint(TransformersFiles):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
         file = self.folder / STATE
+        what = f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer"
         if not file.is_file():
-            raise NothingToResume(f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer")
+            raise NothingToResume(what, hint=f"resilient ckpt inspect {quoted(str(folder))}")
         if (self.folder / UNFINISHED).exists():
             raise IntegrityError(
                 f"`{folder}` was never finished: it still has {UNFINISHED}",

@@ -6,6 +6,7 @@ it anew, so that no two people move it at once without noticing.
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "resilient-tag"
 _VERSION = 1
+_NEAR_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
     if parse_tag(tag_key(name)) != name:
         raise UsageError(
             f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and nothing that "
-            "means a checkpoint already, like `latest` or a number"
+            "means a checkpoint already, like `latest` or a number",
+            hint=f"resilient ckpt tag {checkpoint} {quoted(_near(name))} {quoted(store.url)}",
         )
     _require_committed(store, checkpoint)
     tag = Tag(name, checkpoint, clock.now_iso(), socket.gethostname(), uuid.uuid4().hex)
@@ -187,3 +190,9 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
             f"cannot tag {checkpoint}: it is not committed at {store.url}, or was rotated away",
             hint=f"resilient ckpt ls {quoted(store.url)}",
         ) from error
+
+
+def _near(name: str) -> str:
+    """Return a name that can be a tag, as near as there is to one that cannot."""
+    near = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
+    return near if parse_tag(tag_key(near)) == near else f"tag-{near}".strip("-")

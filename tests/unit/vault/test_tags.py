@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,12 +73,27 @@ def test_of_many_that_create_a_tag_at_once_one_wins(store):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "latest", "auto", "never", "12", "checkpoint-1-g1", "../x", "a/b", ".a", "a b", "x" * 101],
+    [
+        "",
+        "latest",
+        "auto",
+        "never",
+        "12",
+        "checkpoint-1-g1",
+        "../x",
+        "a/b",
+        ".a",
+        "a b",
+        "\xe9",
+        "x" * 101,
+    ],
 )
 def test_a_name_that_means_something_else_is_refused(store, name):
-    with pytest.raises(UsageError, match="cannot be a tag"):
+    with pytest.raises(UsageError, match="cannot be a tag") as told:
         create_tag(store, name, ONE, CLOCK)
     assert list_tags(store) == ()
+    # What it says to type instead is taken.
+    create_tag(store, shlex.split(told.value.hint)[4], ONE, CLOCK)
 
 
 def test_what_is_not_committed_cannot_be_tagged(store):
