@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from resilient_cli.leaving import Ending
-
 
 def main() -> int:
     """Listen for signals before anything takes time, then run the program."""
@@ -13,6 +11,8 @@ def main() -> int:
         from resilient_cli import early
 
         early.listen(sys.argv[1:])
+    from resilient_cli.leaving import Ending
+
     ending = Ending()
     from resilient_cli import app
 
