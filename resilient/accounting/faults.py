@@ -23,6 +23,12 @@ _NAMES = {
     "regrouped": "resize",
     "unreachable": "rendezvous_lost",
 }
+_WITHOUT_A_WORD = ("regrouped", "unreachable")
+"""How a life ends where others are gone that said nothing."""
+_LOSSES = (
+    ("host_lost", "hosts", "no answer from {}"),
+    ("agent_lost", "agents", "the agent of {} is gone, and its host answers"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,8 @@ class Fault:
         life: that ended, or went back.
         at_ms: when it stopped being of use.
         cause: in a word: one of the agent's causes (``numbers`` also for one that went back),
-            ``preemption``, ``resize``, ``rendezvous_lost``, or ``agent_lost`` where nobody was
-            left to say it.
+            ``preemption``, ``resize``, ``rendezvous_lost``, ``host_lost``, or ``agent_lost``, also
+            where nobody was left to say it.
         detail: for a person.
         host: where it began, if that is known.
         rank: that failed first, -1 if none did.
@@ -194,17 +200,30 @@ def _how_it_ended(
     failures = life.told("WorkerFailed")
     if failures and ("failed" in kinds or not kinds):
         first = next((told for told in failures if told.text("cause") != _ECHO), failures[0])
+        gone = _who_is_gone(life) if first.text("cause") == _ECHO else None
         detail = first.text("error") or _status(round(first.number("status")))
-        return first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
+        own = first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
+        return gone or own
     kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
     if kind:
-        return _NAMES.get(kind, kind), _reason(life), ends[0].host, -1
+        gone = _who_is_gone(life) if kind in _WITHOUT_A_WORD else None
+        return gone or (_NAMES.get(kind, kind), _reason(life), ends[0].host, -1)
     if kinds or life.told("TrainingEnded", "TrainedUntil"):
         return None
     if life.told("TrainingStopped"):
         return "preemption", _reason(life), "", -1
     is_gone = any(left.get(agent) is not None for agent in life.agents)
     return None if is_last and not is_gone else ("agent_lost", "nobody told its end", "", -1)
+
+
+def _who_is_gone(life: Life) -> tuple[str, str, str, int] | None:
+    """Return cause, detail, host and rank where nodes of a life were lost without a word."""
+    told = life.told("NodesLost")
+    for cause, field, said in _LOSSES:
+        lost = [one for record in told for one in record.words(field)]
+        if lost:
+            return cause, said.format(", ".join(dict.fromkeys(lost))), lost[0], -1
+    return None
 
 
 def _reason(life: Life) -> str:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from resilient.accounting.records import Record
 
 _OF_AGENTS = frozenset(
-    {"WorkerFailed", "HangFound", "StopRequested", "ProgressSeen", "NoticeHeard", "LifeEnded"}
+    {
+        *("WorkerFailed", "HangFound", "StopRequested", "ProgressSeen", "NoticeHeard"),
+        *("LifeEnded", "NodesLost"),
+    }
 )
 
 

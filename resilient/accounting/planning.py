@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MARGIN_SECONDS = 3.0
 """What the agent keeps of a deadline for itself, and what a save is given on top of its p95."""
 _NO_LOSS = frozenset({"preemption", "resize"})
-_HOST_LOST = frozenset({"agent_lost", "rendezvous_lost"})
+_HOST_LOST = frozenset({"agent_lost", "host_lost", "rendezvous_lost"})
 _MEDIAN, _P95 = 0.5, 0.95
 
 

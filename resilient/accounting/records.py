@@ -24,7 +24,7 @@ WANTED = frozenset(
     {
         *("AgentStarted", "RunEnded", "RunGivenUp"),
         *("WorkerGroupStarted", "LifeEnded", "WorkerFailed", "HangFound", "StopRequested"),
-        *("ProgressSeen", "NoticeHeard"),
+        *("ProgressSeen", "NoticeHeard", "NodesLost"),
         *("GenerationClaimed", "CheckpointRestored", "TrainingStarted", "FirstStepEnded"),
         *(*ENDS, "MetricsLogged", "PhaseEnded", "RolledBack", "LossBroke"),
         *("CheckpointCommitted", "CheckpointPromoted", "SaveAborted"),
@@ -69,6 +69,11 @@ class Record:
         """Return a field that should be a text, empty if it is none."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else ""
+
+    def words(self, name: str) -> list[str]:
+        """Return a field that should be a list of texts, without what is none."""
+        value = self.fields.get(name)
+        return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
     @property
     def host(self) -> str:

@@ -183,7 +183,7 @@ class ResilientAgent(SimpleElasticAgent):
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
             return outcome_of_closed(group.spec.rdzv_handler, error), []
         except (RendezvousError, dist.DistError, PeerFailed) as error:
-            return _unreachable(error), []
+            return _unreachable(error, self._roster), []
         except OSError as error:
             return Outcome(Kind.FAILED, _CODE_HOST_UNHEALTHY, reason=str(error)), []
         try:
@@ -307,7 +307,8 @@ def _tend(nursery: Nursery, beats: tuple[Beat, ...], notes: Path) -> None:
         beat(notes)
 
 
-def _unreachable(error: Exception) -> Outcome:
+def _unreachable(error: Exception, roster: Roster) -> Outcome:
+    roster.tell_silence()
     reason = f"no rendezvous with the other nodes: {type(error).__name__}: {error}"
     return Outcome(Kind.UNREACHABLE, reason=reason)
 

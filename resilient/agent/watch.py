@@ -125,6 +125,7 @@ class LifeWatch:
         # A node that saved and left takes the rendezvous along while ours still ends.
         if lost_for_seconds > self._patience.grace_seconds:
             self._group.stop(self._patience.survivor_seconds)
+            self._members.tell_silence()
             return Outcome(Kind.UNREACHABLE, reason="the rendezvous does not answer any more")
         return None
 

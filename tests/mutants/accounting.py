@@ -11,6 +11,27 @@ STEADY = "tests/unit/accounting/test_steadying.py"
 
 MUTANTS = [
     Mutant(
+        "a rank that waited for a host is to blame for its loss",
+        "resilient/accounting/faults.py",
+        "return gone or own",
+        "return own",
+        ACCOUNT,
+    ),
+    Mutant(
+        "a host that is gone takes the blame of a rank that failed by itself",
+        "resilient/accounting/faults.py",
+        '_who_is_gone(life) if first.text("cause") == _ECHO else None',
+        "_who_is_gone(life)",
+        ACCOUNT,
+    ),
+    Mutant(
+        "the loss of a host is a resize",
+        "resilient/accounting/faults.py",
+        "_who_is_gone(life) if kind in _WITHOUT_A_WORD else None",
+        "None",
+        ACCOUNT,
+    ),
+    Mutant(
         "a clock that jumps bends the account",
         "resilient/accounting/account.py",
         "by_time = steady(told)",

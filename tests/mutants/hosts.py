@@ -12,6 +12,20 @@ ENDINGS = "tests/unit/agent/test_endings_together.py"
 
 MUTANTS = [
     Mutant(
+        "a host is accused that does not serve the rendezvous",
+        "resilient/agent/nodes/roster.py",
+        "[one for one in there if serving & _addresses_of(one)]",
+        "list(there)",
+        MEMBERS,
+    ),
+    Mutant(
+        "a word to the others is on its way for as long as it takes",
+        "resilient/agent/nodes/roster.py",
+        "        self._store.set(key, value)\n        self._store.check([key])\n",
+        "        del key, value\n",
+        MEMBERS,
+    ),
+    Mutant(
         "a host that is one too many calls all others back",
         "resilient/agent/nodes/membership.py",
         "waiting > 0 and has_room(self._handler)",

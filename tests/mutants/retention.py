@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "prune does not ask",
         "cli/resilient_cli/commands/keeping.py",
-        "    asks = not (dry_run or yes)",
+        "    asks = not (dry_run or output.agrees)",
         "    asks = False",
         PRUNE,
     ),

@@ -73,6 +73,10 @@ def test_a_training_on_two_hosts_outlives_a_cut_and_the_loss_of_either(tmp_path)
     states = {one["name"]: one["state"] for one in verdict["promises"]}
     untested = {name for name, state in states.items() if state != "kept"}
     assert untested == {"detection", "one_writer"}
+    # Who waited for host 0 says that it is gone, also where the rendezvous went with it.
+    last = tmp_path / "runs" / "struck" / "events" / "host-1" / "agent.jsonl"
+    gone = [one for one in map(json.loads, last.read_text().splitlines()) if "agents" in one]
+    assert "10.0.0.1" in [*gone[-1]["agents"], *gone[-1]["hosts"]]
     # Else all of this went unnoticed, and proves nothing.
     told = (tmp_path / "runs" / "struck" / "events" / "host-0" / "agent.jsonl").read_text()
     worlds = [

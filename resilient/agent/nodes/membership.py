@@ -91,6 +91,10 @@ class MembershipWatch:
         """Let the others know that this node's ranks are stopped because of a change."""
         self._roster.say_regrouping(is_joined=self.is_joined)
 
+    def tell_silence(self) -> None:
+        """Say who is gone now that the rendezvous is."""
+        self._roster.tell_silence()
+
     def overlook(self) -> None:
         """Take back that there was a change, because it matters to nobody here, and look again."""
         self.is_changed = False

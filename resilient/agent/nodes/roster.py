@@ -119,7 +119,7 @@ class Roster:
         """
         if self.nodes > 1:
             with suppress(dist.DistError):
-                self._store.set(_REGROUPING, "joined" if is_joined else "left")
+                self._put(_REGROUPING, "joined" if is_joined else "left")
 
     def heard_regrouping(self) -> str:
         """Return why another node meets the others again: `joined`, `left`, or empty if none does.
@@ -150,6 +150,23 @@ class Roster:
         agents, hosts = who_answers(addresses)
         self._emit(NodesLost(agents, hosts, self.nodes - len(addresses)))
 
+    def tell_silence(self) -> None:
+        """Tell who of the life is gone where the rendezvous itself has fallen silent, once.
+
+        That is whoever served it, and of the others those whose hosts do not answer: what became
+        of the other agents nobody can ask any more. Where none of them served it, none is accused.
+        """
+        own: Any = getattr(self._handler, "_this_node", None)
+        others = [str(one.addr) for one in self._nodes if one != own]
+        if own not in self._nodes or not others or self._is_told:
+            return
+        there, hosts = who_answers(others)
+        serving = _addresses_of(_served_at(self._handler))
+        agents = [one for one in there if serving & _addresses_of(one)]
+        if agents or hosts:
+            self._is_told = True
+            self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
+
     def say_goodbye(self, node: int | None) -> None:
         """Let the others know that this node leaves because all ranks agreed to.
 
@@ -158,7 +175,7 @@ class Roster:
         # If the store is gone, nobody is left to hear it.
         if node is not None and self.nodes > 1:
             with suppress(dist.DistError):
-                self._store.set(_goodbye_key(node), "1")
+                self._put(_goodbye_key(node), "1")
 
     def has_spares(self) -> bool:
         """Say whether nodes wait for room in the world, by what was heard."""
@@ -175,6 +192,11 @@ class Roster:
         with suppress(dist.DistError):
             return not all(self._store.check([_goodbye_key(one)]) for one in others)
         return False
+
+    def _put(self, key: str, value: str) -> None:
+        """Write a word that others can read from now on: torch does not wait for a write."""
+        self._store.set(key, value)
+        self._store.check([key])
 
     def _missing(self) -> list[Any]:
         state = _state_of(self._handler)
@@ -208,6 +230,20 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _served_at(handler: RendezvousHandler) -> str:
+    """Return the host of the rendezvous; empty where it is not one process that serves it."""
+    return str(getattr(getattr(handler, "_store", None), "host", ""))
+
+
+def _addresses_of(host: str) -> set[str]:
+    if not host:
+        return set()
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return {host}
 
 
 def _goodbye_key(node: int) -> str:

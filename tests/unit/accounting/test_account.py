@@ -139,6 +139,35 @@ def test_a_machine_that_vanishes_is_a_fault_of_its_own():
     assert [one.cause for one in found.faults] == ["agent_lost", "agent_lost"]
 
 
+def lost(how, cause="peer"):
+    """Return the faults of a life whose ranks fail, or meet again, because a node is gone."""
+    failed = {"cause": cause, "status": 69, "rank": 1, "host": "b", "error": "PeerFailed: rank 0"}
+    ended = {"regrouped": "regrouped", "failed": "failed"}[how]
+    gone = {"agents": ["10.0.0.3"], "hosts": ["10.0.0.1"], "nodes_left": 1}
+    lines = [
+        line(0, "WorkerGroupStarted", agent="b:1", attempt="x", world_size=2),
+        line(1, "TrainingStarted", rank=1, generation=1, step=0, global_step=0),
+        line(2, "FirstStepEnded", rank=1, generation=1, step=1, global_step=1),
+        line(3, "LifeEnded", agent="b:1", ended=ended, step=4),
+        *([line(3, "WorkerFailed", agent="b:1", **failed)] if how == "failed" else []),
+        line(4, "NodesLost", agent="b:1", **gone),
+        line(5, "RunGivenUp", agent="b:1", exit_code=69),
+    ]
+    return account(records_of(lines)).faults
+
+
+@pytest.mark.parametrize("how", ["regrouped", "failed"])
+def test_a_host_that_is_gone_is_the_cause_and_not_who_waited_for_it(how):
+    (found,) = lost(how)
+    assert (found.cause, found.host) == ("host_lost", "10.0.0.1")
+    assert found.detail == "no answer from 10.0.0.1"
+
+
+def test_a_rank_that_failed_by_itself_stays_the_cause():
+    (found,) = lost("failed", cause="oom_kill")
+    assert (found.cause, found.host, found.rank) == ("oom_kill", "b", 1)
+
+
 def test_ranks_without_an_agent_have_lives_of_their_own():
     lines = [one for one in killed_run() if '"agent"' not in one]
     found = account(records_of(lines))

@@ -247,3 +247,33 @@ def until(holds):
     while not holds():
         assert time.monotonic() < end_seconds
         time.sleep(0.01)
+
+
+class Served:
+    """A store that one process serves, as torch's rendezvous keeps it."""
+
+    def __init__(self, host):
+        self.host = host
+
+
+def test_where_the_rendezvous_is_silent_its_server_is_gone_and_whoever_does_not_answer(
+    handlers, monkeypatch
+):
+    first, second = handlers
+    told = []
+    second._store = Served("localhost")
+    roster = Roster(second, second._store, told.append)
+    roster.tell_silence()
+    roster.tell_silence()
+    assert [(one.agents, one.hosts, one.nodes_left) for one in told] == [(["127.0.0.1"], [], 1)]
+    monkeypatch.setattr("resilient.agent.nodes.roster._answers", lambda _: False)
+    Roster(first, Served("10.1.2.3"), told.append).tell_silence()
+    assert (told[1].agents, told[1].hosts) == ([], ["127.0.0.1"])
+
+
+def test_where_no_node_serves_the_rendezvous_none_is_accused(handlers):
+    first, _ = handlers
+    told = []
+    first._store = Served("127.9.9.9")
+    Roster(first, first._store, told.append).tell_silence()
+    assert told == []
