@@ -189,3 +189,43 @@ def test_no_torch_is_loaded(run):
         "assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, "report", str(run())], check=True)
+
+
+@pytest.fixture
+def eventless(tmp_path):
+    folder = tmp_path / "run"
+    write_usual_run(folder)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["report", "status"])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_repository_whose_run_kept_no_events_says_what_it_holds(
+    eventless, at, call, matches, command, form
+):
+    # An hour after its last checkpoint.
+    clock = at(0)
+    clock.now_iso = lambda: "2026-01-01T01:07:00+00:00"
+    more = ["--json"] if form == "json" else []
+    matches(f"{command}-eventless-{form}", call(command, eventless, *more), eventless)
+
+
+def test_the_page_of_such_a_repository_shows_its_checkpoints(eventless, call, tmp_path):
+    assert call("report", eventless, "-o", tmp_path / "run.html", "--verify").status == 0
+    page = (tmp_path / "run.html").read_text()
+    assert "No events were kept here" in page
+    assert "1970" not in page
+    for one in eventless.glob("checkpoint-*"):
+        assert one.name in page
+
+
+def test_what_is_no_repository_either_is_refused(tmp_path, call):
+    told = call("report", tmp_path)
+    assert told.status == 66
+    assert "no event files" in told.stderr
+
+
+def test_a_repository_without_events_goes_with_events_that_are_elsewhere(eventless, run, call):
+    told = json.loads(call("report", eventless, run(), "--json").stdout)
+    assert "events" not in told
+    assert told["steps"] == 15

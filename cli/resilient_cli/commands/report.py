@@ -14,18 +14,22 @@ from resilient.accounting.account import account
 from resilient.accounting.records import read_records
 from resilient.accounting.steadying import present_ms
 from resilient.clock import SystemClock
-from resilient.errors import UsageError
-from resilient_cli.commands.listing import stored
+from resilient.errors import RepositoryNotFound, UsageError
+from resilient_cli.commands.listing import store_of, stored
 from resilient_cli.page.html import page_of
 from resilient_cli.page.writing import write_page
 from resilient_cli.places import local_path, output_of
 from resilient_cli.render import Format, show
 from resilient_cli.streams import clear_screen
-from resilient_cli.views.accounting import reporting
+from resilient_cli.views.accounting import moment, reporting
+from resilient_cli.views.eventless import reporting_stored, standing_stored
 from resilient_cli.views.progress import standing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient.accounting.account import Account
+    from resilient.accounting.records import Record
 
 Run = Annotated[
     list[Path],
@@ -64,7 +68,8 @@ def report(
     """Say where the wall clock of a run went: each second is in one class, and they sum to it.
 
     Goodput is the share of it that was training whose steps are part of the result. It reads the
-    event files of all lives; the run may still go on.
+    event files of all lives; the run may still go on. A repository whose run kept none says what
+    it holds.
 
     The page of -o has the checkpoints too, where RUN is also the repository. What takes long to
     read is in it where it is asked for; `resilient ui` reads it when somebody looks.
@@ -82,14 +87,17 @@ def report(
         output = local_path(
             output, "-o", f"resilient report {shlex.join(map(str, run))} -o run.html"
         )
-    found = account(read_records(run))
+    found, kept = account(records_of(run)), stored(run)
     if output is not None:
         # Not before a page is wanted: it loads NumPy where tensors are read.
         from resilient_cli.page.extras import extras_of
 
         extras = extras_of(run, tensors, compare, verify=verify)
-        write_page(output, page_of(found, str(run[0]), stored(run), extras=extras))
-    show(reporting(found, str(output) if output else ""), output_of(ctx))
+        write_page(output, page_of(found, str(run[0]), kept, extras=extras))
+    page = str(output) if output else ""
+    is_told = bool(found.doings or found.launches)
+    told = reporting_stored(kept, page) if kept and not is_told else reporting(found, page)
+    show(told, output_of(ctx))
 
 
 def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Interval = 2.0) -> None:
@@ -100,17 +108,35 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
     clock, output = SystemClock(), output_of(ctx)
     while True:
         now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
-        records = read_records(run)
+        records = records_of(run)
+        kept = None if records else stored(run)
         now_ms = present_ms(records, clock, now_ms)
         found = account(records)
         if not _is_over(found):
             found = account(records, now_ms)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
-        show(standing(found, now_ms), output)
+        told = standing_stored(kept, moment(now_ms)) if kept else standing(found, now_ms)
+        show(told, output)
         if not watch or _is_over(found):
             return
         clock.sleep(interval)
+
+
+def records_of(run: Sequence[Path]) -> list[Record]:
+    """Return the records of a run; none of a repository whose run kept no events.
+
+    Raises:
+        RepositoryNotFound: a folder holds no event file, and is no repository.
+        OSError: a file cannot be read.
+    """
+    try:
+        return read_records(run)
+    except RepositoryNotFound:
+        others = [one for one in run if store_of([one]) is None]
+        if len(others) == len(run):
+            raise
+        return read_records(others)
 
 
 def _is_over(found: Account) -> bool:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.accounting.account import account
-from resilient.accounting.records import read_records
 from resilient.clock import SystemClock
 from resilient.errors import ResilientError
 from resilient.format.names import GENERATIONS, TAGS
 from resilient_cli.commands.listing import store_of, stored
-from resilient_cli.commands.report import Run  # noqa: TC001 - Typer reads it when it runs
+from resilient_cli.commands.report import Run, records_of
 from resilient_cli.page.asking import Parts
 from resilient_cli.page.html import page_of
 from resilient_cli.page.serving import PageServer
@@ -69,7 +68,7 @@ class RunPage:
         clock: time.
 
     Raises:
-        RepositoryNotFound: a folder holds no event file.
+        RepositoryNotFound: a folder holds no event file, and is no repository.
     """
 
     def __init__(self, run: Sequence[Path], clock: Clock) -> None:
@@ -118,7 +117,7 @@ class RunPage:
         self._next_seconds = now_seconds + pause_seconds
 
     def _made(self) -> str:
-        found = account(read_records(self._run))
+        found = account(records_of(self._run))
         return page_of(found, str(self._run[0]), stored(self._run), self._version)
 
 

@@ -11,6 +11,7 @@ from resilient_cli.page.stored import lives_part, stored_part
 from resilient_cli.page.style import style
 from resilient_cli.page.tables import text
 from resilient_cli.views.accounting import moment
+from resilient_cli.views.eventless import KEEPS, UNTOLD, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +73,9 @@ def page_of(
         extras: what else a page in a file has.
     """
     more = extras or Extras()
-    served = bool(version)
+    served, is_told = bool(version), bool(found.doings or found.launches or stored is None)
     views = [
-        View("run", "Run", run_part(found), is_live=True),
+        View("run", "Run", run_part(found) if is_told else _untold(), is_live=True),
         View("checkpoints", "Checkpoints", _checkpoints(stored, more, served=served)),
     ]
     if stored and served:
@@ -86,8 +87,15 @@ def page_of(
         tensors = more.tensors or _missing("resilient report RUN -o FILE --tensors latest")
         compared = more.compared or _missing("resilient report RUN -o FILE --compare A B")
         views += [View("tensors", "Tensors", tensors), View("compare", "Compare", compared)]
-    said = f"{moment(found.began_ms)} to {moment(found.ended_ms)}"
+    ends = (moment(found.began_ms), moment(found.ended_ms))
+    if stored and not is_told:
+        ends = span_of(stored)
+    said = f"{ends[0]} to {ends[1]}"
     return whole_page(name, said, views, version)
+
+
+def _untold() -> str:
+    return f"<p>{UNTOLD}</p><p><code>{KEEPS}</code></p>"
 
 
 def whole_page(name: str, said: str, views: Sequence[View], version: str = "") -> str:
