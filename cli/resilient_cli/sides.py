@@ -16,6 +16,7 @@ from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
 from resilient_cli.foreign import is_foreign, look, opened
 from resilient_cli.places import open_repository
+from resilient_cli.runs import in_run
 
 if TYPE_CHECKING:
     from resilient.comparison.values import Side
@@ -34,12 +35,12 @@ def side_at(ref: str, place: str | None, repo: str | None) -> Side:
         ResilientError: nothing is there, or it is no checkpoint.
     """
     if not _is_path(ref, place or repo):
-        return _ours(ref, place or repo or "")
+        return _referred(ref, place or repo or "")
     head, _, tail = ref.rstrip("/").rpartition("/")
     if parse_checkpoint(tail) is not None:
         return _ours(tail, head or ("/" if ref.startswith("/") else "."))
     if _REFERENCE.fullmatch(tail):
-        return _ours(tail, head or ".")
+        return _referred(tail, head or ".")
     found = opened(ref) if is_foreign(ref) else None
     return _ours("latest", ref) if found is None else theirs.side_of(*found)
 
@@ -69,6 +70,13 @@ def require_whole(side: Side) -> None:
 
 def _is_path(ref: str, repository: str | None) -> bool:
     return "/" in ref or not repository or ref.endswith((SAFE, *TORCH))
+
+
+def _referred(ref: str, url: str) -> Side:
+    """Return what a reference means in a repository, or in a run of another tool."""
+    named, path = in_run(ref, url, None)
+    found = opened(path) if named is None and path else None
+    return _ours(ref, url) if found is None else theirs.side_of(*found)
 
 
 def _ours(ref: str, url: str) -> Side:

@@ -45,8 +45,9 @@ _DCP_TITLE = "a distributed checkpoint of torch"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One layout: how it is told from others, and who reads it."""
+    """One layout: its name, how it is told from others, and who reads it."""
 
+    name: str
     is_it: Callable[[Listing], bool]
     read: Callable[[Folder, Listing], Contents]
 
@@ -152,15 +153,15 @@ def _is_model(listing: Listing) -> bool:
 
 
 LAYOUTS = (
-    Layout(hf_trainer.is_trainer, hf_trainer.read_trainer),
-    Layout(accelerate.is_state, accelerate.read_saved_state),
-    Layout(megatron.is_megatron, megatron.read_megatron),
-    Layout(lightning.is_sharded, lightning.read_sharded),
-    Layout(universal.is_universal, universal.read_universal),
-    Layout(_is_distributed, read_distributed),
-    Layout(_is_engine, _read_engine),
-    Layout(safe_slices.is_sliced, _read_safe_slices),
-    Layout(_is_model, plain.read_model_folder),
+    Layout("hf-trainer", hf_trainer.is_trainer, hf_trainer.read_trainer),
+    Layout("accelerate", accelerate.is_state, accelerate.read_saved_state),
+    Layout("megatron", megatron.is_megatron, megatron.read_megatron),
+    Layout("lightning", lightning.is_sharded, lightning.read_sharded),
+    Layout("deepspeed-universal", universal.is_universal, universal.read_universal),
+    Layout("dcp", _is_distributed, read_distributed),
+    Layout("deepspeed", _is_engine, _read_engine),
+    Layout("dcp-safetensors", safe_slices.is_sliced, _read_safe_slices),
+    Layout("hf-model", _is_model, plain.read_model_folder),
 )
 """In the order in which they are tried; a folder may have files of several."""
 

@@ -22,7 +22,13 @@ TRANSCRIPTS = {
 }
 
 # Written by a command for what it was not made for: a checkpoint of another tool, a failure.
-BESIDES = {"ckpt.inspect-foreign", "ckpt.repair-foreign", "ckpt.verify-foreign", "error"}
+BESIDES = {
+    "ckpt.inspect-foreign",
+    "ckpt.ls-foreign",
+    "ckpt.repair-foreign",
+    "ckpt.verify-foreign",
+    "error",
+}
 
 # What differs from machine to machine, or needs one that is prepared: the `call` of these tests
 # holds whatever it is answered against the schema.

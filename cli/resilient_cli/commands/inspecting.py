@@ -14,6 +14,7 @@ from resilient_cli.listed import ListedStore
 from resilient_cli.places import Place, Ref, Repo, open_repository, output_of, ref_and_place
 from resilient_cli.render import show
 from resilient_cli.resuming import judge_ours
+from resilient_cli.runs import in_run
 from resilient_cli.survey import Level, examine
 from resilient_cli.views.foreign import looked_at
 from resilient_cli.views.inspection import inspection
@@ -42,7 +43,7 @@ def inspect(
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
     """
-    ref, place = ref_and_place(ref, place, repo)
+    ref, place = in_run(*ref_and_place(ref, place, repo), repo)
     url = place or repo
     if ref is None and url and is_foreign(url) and (looked := look(url)):
         show(looked_at(looked, with_tensors=tensors), output_of(ctx))

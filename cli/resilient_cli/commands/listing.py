@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.clock import SystemClock
+from resilient.errors import RepositoryNotFound, UsageError
 from resilient.format.names import CHECKPOINTS, GENERATIONS, TAGS
+from resilient.showing import quoted
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, folders_of, lineage, trash_of
 from resilient.vault.registry.generations import read_generations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from resilient.format.names import CheckpointId
     from resilient.storage.store import Store
+    from resilient_cli.render import Answer
     from resilient_cli.survey import Survey
 
 
@@ -56,12 +59,39 @@ def ls(
 
     Options choose which are shown; what a resume would take, and all sizes, are of all of them.
 
+    A folder in which another tool keeps its checkpoints is listed by the names in it, and nothing
+    of them is read: step, size, layout, and what the run points at.
+
     Example: resilient ckpt ls s3://bucket/run --state damaged
     """
     store = open_repository(place, repo)
-    found = listed(store, committed_of(store))
+    try:
+        kept = committed_of(store)
+    except RepositoryNotFound:
+        answer = _of_others(place or repo or "", last, is_choosing=bool(state or tag))
+        if answer is None:
+            raise
+        show(answer, output_of(ctx))
+        return
+    found = listed(store, kept)
     wanted = _chosen(found, {one.value for one in state or ()}, set(tag or ()))[:last]
     show(listing(found, SystemClock().now_iso(), wanted), output_of(ctx))
+
+
+def _of_others(url: str, last: int | None, *, is_choosing: bool) -> Answer | None:
+    """Return the answer about a run of another tool; None where there is none."""
+    # Repositories of ours do not pay for it.
+    from resilient_cli.runs import run_at
+    from resilient_cli.views.foreign_run import listed_run
+
+    found = run_at(url)
+    if found is not None and is_choosing:
+        raise UsageError(
+            "checkpoints of another tool have no tags, and their state is not known before one "
+            "of them is read: `--state` and `--tag` choose none of them",
+            hint=f"resilient ckpt inspect latest {quoted(url)}",
+        )
+    return listed_run(found, found.checkpoints[:last]) if found else None
 
 
 def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:

@@ -29,6 +29,7 @@ from resilient_cli.places import (
 )
 from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import show
+from resilient_cli.runs import in_run
 from resilient_cli.survey import Level, first_intact
 from resilient_cli.told import ToldStore
 from resilient_cli.views.mending import mending
@@ -99,7 +100,7 @@ def repair(  # noqa: PLR0913 - the options of a command
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """
     command = " ".join(filter(None, ("resilient ckpt repair", ref, place or repo)))
-    ref, place = ref_and_place(ref, place, repo)
+    ref, place = in_run(*ref_and_place(ref, place, repo), repo)
     if out is not None:
         out = local_path(out, "--out", f"{command} --apply --out repaired")
     if rebuild is not None:

@@ -30,6 +30,7 @@ from resilient_cli.places import (
 )
 from resilient_cli.progress import Progress
 from resilient_cli.render import show
+from resilient_cli.runs import in_run
 from resilient_cli.survey import Level, Survey, first_intact, survey
 from resilient_cli.told import ToldStore
 from resilient_cli.views.foreign import proved
@@ -91,6 +92,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     if every and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    ref, place = in_run(ref, place, repo)
     signing = signing_of(is_required=require_signature)
     wish = Wish.of(sample, max_duration, level)
     alone = ref is None and not every and not require_signature and not wish.is_some

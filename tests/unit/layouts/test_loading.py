@@ -47,7 +47,7 @@ def _nothing_is_safe_yet():
         ([argparse.Namespace(), Path("x")], ALL, True),
         (Own(), NONE, False),
     ],
-    ids=str,
+    ids=lambda one: type(one).__name__,
 )
 def test_a_file_is_loaded_by_the_call_that_is_named(tmp_path, value, command, loads):
     path = tmp_path / "held.pt"

@@ -1,0 +1,87 @@
+"""Runs of other tools on a command line: which checkpoint a reference means there."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilient.errors import NothingToResume, RepositoryNotFound
+from resilient.layouts.recognizing import LAYOUTS
+from resilient.layouts.runs import checkpoints_of, pointed_at, referred
+from resilient.showing import quoted
+from resilient.storage.folder import open_folder
+from resilient.world.launch import read_storage_options
+from resilient_cli.foreign import is_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.layouts.runs import Kept
+    from resilient.storage.folder import Folder, Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A folder in which another tool keeps its checkpoints.
+
+    Attributes:
+        url: where, without secrets.
+        checkpoints: newest first; one at least.
+        notes: what points at one of them, by its name.
+    """
+
+    url: str
+    checkpoints: Sequence[Kept]
+    notes: Mapping[str, str]
+
+
+def run_at(url: str) -> Run | None:
+    """Return the run of another tool at a place; None of what is none.
+
+    Raises:
+        RepositoryNotFound: it is a checkpoint itself.
+        StoreError: it could not be read.
+    """
+    if not is_foreign(url):
+        return None
+    folder, listing, found = _found_at(url)
+    if found:
+        return Run(folder.url, found, pointed_at(folder, listing, found))
+    if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
+        raise RepositoryNotFound(
+            f"`{folder.url}` is a checkpoint of another tool, and holds no others",
+            hint=f"resilient ckpt inspect {quoted(url)}",
+        )
+    return None
+
+
+def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | None, str | None]:
+    """Return the path of the checkpoint that a reference means in a run of another tool.
+
+    What is no such run, or is asked for nothing in it, is returned as it was given.
+
+    Raises:
+        NothingToResume: there is no such checkpoint in it.
+        StoreError: it could not be read.
+    """
+    url = place or repo
+    if not ref or not url or "://" in ref or not is_foreign(url):
+        return ref, place
+    folder, _, found = _found_at(url)
+    if not found:
+        return ref, place
+    one = referred(ref, found)
+    if one is None:
+        raise NothingToResume(
+            f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
+            "latest~2, step:500 and names do",
+            hint=f"resilient ckpt ls {quoted(url)}",
+        )
+    return None, f"{url.rstrip('/')}/{one.name}"
+
+
+def _found_at(url: str) -> tuple[Folder, Listing, list[Kept]]:
+    folder = open_folder(url, read_storage_options(os.environ))
+    listing = folder.list()
+    return folder, listing, [] if listing.is_file else checkpoints_of(listing)

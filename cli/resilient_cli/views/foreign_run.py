@@ -1,0 +1,63 @@
+"""The answer of ``ckpt ls`` about a run of another tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient.showing import quoted
+from resilient_cli.render import Answer, Table, human_size
+from resilient_cli.views.words import NONE, count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.layouts.runs import Kept
+    from resilient_cli.runs import Run
+
+
+def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
+    """Return the answer of ``ckpt ls`` about a folder of foreign checkpoints.
+
+    Args:
+        run: all of them.
+        shown: those that were asked for.
+    """
+    found, notes, place = run.checkpoints, run.notes, run.url.rstrip("/")
+    size_bytes = sum(one.size_bytes for one in found)
+    document = {
+        "url": run.url,
+        "size_bytes": size_bytes,
+        "hidden": len(found) - len(shown),
+        "checkpoints": [
+            {
+                "type": "foreign_checkpoint_name",
+                "name": one.name,
+                "step": one.step,
+                "layout": one.layout,
+                "size_bytes": one.size_bytes,
+                "files": one.files,
+                "note": notes.get(one.name),
+            }
+            for one in shown
+        ],
+    }
+    rows = tuple(
+        (
+            NONE if one.step is None else str(one.step),
+            human_size(one.size_bytes),
+            str(one.files),
+            one.layout,
+            one.name,
+            notes.get(one.name, ""),
+        )
+        for one in shown
+    )
+    hidden = len(found) - len(shown)
+    blocks: tuple[Table | str, ...] = (
+        Table(("STEP", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
+        *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
+        f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
+        f"Whether one can be gone on from: resilient ckpt inspect latest {quoted(place)}",
+    )
+    ids = tuple(f"{place}/{one.name}" for one in shown)
+    return Answer("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)

@@ -1,0 +1,68 @@
+"""`ckpt ls` of a folder in which another tool keeps its checkpoints, and references into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "gpt2_all" / "run", tmp_path / "run"))
+    for step in (4, 12):
+        shutil.copytree(folder / "checkpoint-8", folder / f"checkpoint-{step}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("ls-foreign", ()), ("ls-foreign-json", ("--json",)), ("ls-foreign-last", ("--last", "1"))],
+)
+def test_it_is_listed(run, call, matches, name, more):
+    matches(name, call("ckpt", "ls", run, *more), run.parent)
+
+
+def test_names_are_paths_that_other_commands_take(run, call):
+    paths = call("ckpt", "ls", run, "-q").stdout.split()
+    assert [Path(one).name for one in paths] == ["checkpoint-12", "checkpoint-8", "checkpoint-4"]
+    for path in paths:
+        assert json.loads(call("ckpt", "inspect", path, "--json").stdout)["url"] == path
+
+
+def test_what_is_a_checkpoint_itself_holds_no_others(run, call):
+    newest = call("ckpt", "ls", run, "-q").stdout.split()[0]
+    told = call("ckpt", "ls", newest)
+    assert told.status == 66
+    assert f"resilient ckpt inspect {newest}" in told.stderr
+
+
+def test_what_chooses_by_a_state_of_ours_is_refused(run, call):
+    for option in (("--state", "ok"), ("--tag", "a")):
+        assert call("ckpt", "ls", run, *option).status == 2
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "repair"])
+def test_references_name_its_checkpoints(run, call, command):
+    names = [Path(one).name for one in call("ckpt", "ls", run, "-q").stdout.split()]
+    found = {
+        reference: json.loads(call("ckpt", command, reference, run, "--json").stdout)["url"]
+        for reference in ("latest", "latest~1", f"step:{names[-1].rpartition('-')[2]}", names[0])
+    }
+    wanted = [names[0], names[1], names[-1], names[0]]
+    assert [Path(one).name for one in found.values()] == wanted
+    told = call("ckpt", command, "step:3", run)
+    assert told.status == 66
+    assert f"resilient ckpt ls {run}" in told.stderr
+
+
+def test_two_of_them_are_compared(run, call):
+    told = json.loads(call("ckpt", "diff", "latest~1", "latest", "-r", run, "--json").stdout)
+    names = [Path(one).name for one in call("ckpt", "ls", run, "-q").stdout.split()]
+    assert [Path(told[side]["url"]).name for side in ("before", "after")] == names[1::-1]
+    beside = call("ckpt", "diff", f"{run}/latest~1", f"{run}/latest", "--json")
+    assert json.loads(beside.stdout)["before"] == told["before"]
