@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.errors import NothingToResume, RepositoryNotFound
+from resilient.errors import NothingToResume, RepositoryNotFound, UsageError
 from resilient.layouts.recognizing import LAYOUTS
 from resilient.layouts.runs import checkpoints_of, pointed_at, referred
 from resilient.showing import quoted
@@ -15,10 +15,12 @@ from resilient.world.launch import read_storage_options
 from resilient_cli.foreign import is_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from resilient.layouts.runs import Kept
+    from resilient.layouts.runs import Kept, Pointers
     from resilient.storage.folder import Folder, Listing
+
+_SHOWN_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,12 @@ class Run:
     Attributes:
         url: where, without secrets.
         checkpoints: newest first; one at least.
-        notes: what points at one of them, by its name.
+        pointers: what it says of them.
     """
 
     url: str
     checkpoints: Sequence[Kept]
-    notes: Mapping[str, str]
+    pointers: Pointers
 
 
 def run_at(url: str) -> Run | None:
@@ -63,22 +65,30 @@ def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | 
 
     Raises:
         NothingToResume: there is no such checkpoint in it.
+        UsageError: there are several, of several runs.
         StoreError: it could not be read.
     """
     url = place or repo
     if not ref or not url or "://" in ref or not is_foreign(url):
         return ref, place
-    folder, _, found = _found_at(url)
+    folder, listing, found = _found_at(url)
     if not found:
         return ref, place
-    one = referred(ref, found)
-    if one is None:
-        raise NothingToResume(
-            f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
-            "latest~2, step:500 and names do",
-            hint=f"resilient ckpt ls {quoted(url)}",
+    latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
+    named = referred(ref, found, latest)
+    if len(named) == 1:
+        return None, f"{url.rstrip('/')}/{named[0].name}"
+    if named:
+        shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
+        raise UsageError(
+            f"`{ref}` means {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
+            hint=f"resilient ckpt inspect {quoted(url.rstrip('/') + '/' + named[0].name)}",
         )
-    return None, f"{url.rstrip('/')}/{one.name}"
+    raise NothingToResume(
+        f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
+        "latest~2, step:500 and names do",
+        hint=f"resilient ckpt ls {quoted(url)}",
+    )
 
 
 def _found_at(url: str) -> tuple[Folder, Listing, list[Kept]]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from resilient.comparison.numbers import is_complex, is_float, values
+from resilient.comparison.pages import Pages
 from resilient.comparison.reading import BLOCK_ELEMENTS, Elements, ReadAhead
 from resilient.layouts.checksums import BEHIND, check_bytes
 from resilient.layouts.plain import ALONE
 from resilient.layouts.scanning import Risk, scan
-from resilient.layouts.values import MODEL, OPTIMIZER, Cure, Problem, Unreadable
+from resilient.layouts.values import ITEM_BITS, MODEL, OPTIMIZER, Cure, Form, Problem, Unreadable
+from resilient.layouts.weights import SAFE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +32,8 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
     """Return what is wrong with the bytes; what headers say is in ``contents`` already.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and
-    of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, and
-    infinite ones are told.
+    of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, nor those
+    of a page of it that cuts a row, and infinite ones are told.
 
     Args:
         folder: where it is.
@@ -73,6 +75,7 @@ class _Counts:
     negative: int = 0
     nonzero: int = 0
     first: float = 0.0
+    hole: tuple[int, int] | None = None
 
 
 def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
@@ -139,6 +142,10 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
         return Problem(place, what, is_fatal=True)
+    if counts.hole and counts.nonzero:
+        at, length = counts.hole
+        what = f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
+        return Problem(place, what + _HOLE, is_fatal=True, cure=Cure.COPY)
     return None
 
 
@@ -147,13 +154,14 @@ _SQUARES = ("exp_avg_sq", "square_avg")
 """Of which an optimizer takes the root: of a negative one it is NaN."""
 _ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
 _ZEROS_BYTES = 4096
+_HOLE = "a loss of power takes bytes like that"
 
 
 def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
     """Return how many elements are NaN, infinite, negative, and not zero."""
     elements = Elements(near, listing, tensor)
     nans = infinite = negative = nonzero = 0
-    first = 0.0
+    first, pages = 0.0, _pages(tensor)
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         numbers = values(elements.read(start, count), tensor.dtype)
@@ -163,4 +171,16 @@ def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
         infinite += int(np.isinf(numbers).sum())
         negative += 0 if is_complex(tensor.dtype) else int((numbers < 0).sum())
         nonzero += int(np.count_nonzero(numbers))
-    return _Counts(nans, infinite, negative, nonzero, first)
+        if pages:
+            pages.look(start, np.equal(numbers, 0))
+    return _Counts(nans, infinite, negative, nonzero, first, pages.hole if pages else None)
+
+
+def _pages(tensor: Tensor) -> Pages | None:
+    """Return what looks for holes in a tensor that lies as it is in a file without checksums."""
+    piece = tensor.pieces[0]
+    is_plain = piece.form is Form.BYTES and piece.file.endswith(SAFE) and not tensor.pieces[1:]
+    if not is_plain or is_complex(tensor.dtype):
+        return None
+    row = tensor.shape[-1] if tensor.shape[1:] else tensor.elements
+    return Pages(piece.start, ITEM_BITS[tensor.dtype] // 8, row)

@@ -14,16 +14,19 @@ from resilient.layouts.values import Unreadable
 from resilient.storage.folder import Listing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from resilient.storage.folder import Folder
 
 WEIGHTS = "hf-model"
 FILE = "file"
-_FILES = (".ckpt", ".pt", ".pth")
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
-_STEP = re.compile(r"step[=_-]?(\d{1,12})")
+_POINTERS = (deepspeed.LATEST, megatron.TRACKER)
+_FILES = (".ckpt", ".pt", ".pth")
+_STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model|state")
+"""What files of a script's own are called that are checkpoints, and not data or part of one."""
+_STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d)")
 _NUMBER = re.compile(r"\d{1,12}")
 _REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
 
@@ -35,6 +38,7 @@ class Kept:
     Attributes:
         name: where it is in the run's folder.
         step: by its name; None of one that says none.
+        number: the last in its name, which orders those of a run; None of one without any.
         layout: as ``Contents.layout`` mostly is, which is known only when it is read.
         size_bytes: of its files.
         files: how many.
@@ -42,13 +46,39 @@ class Kept:
 
     name: str
     step: int | None
+    number: int | None
     layout: str
     size_bytes: int
     files: int
 
+    @property
+    def folder(self) -> str:
+        """The folder that it is in, empty for the run's own."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def base(self) -> str:
+        """Its name in that folder."""
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """What runs say of their checkpoints.
+
+    Attributes:
+        latest: the names of those that a tracker names.
+        best: of those that a Trainer calls its best.
+        stale: each tracker that names what is not there, and what that is.
+    """
+
+    latest: frozenset[str]
+    best: frozenset[str]
+    stale: Mapping[str, str]
+
 
 def checkpoints_of(listing: Listing) -> list[Kept]:
-    """Return the checkpoints below a folder, newest first; those without a step are last.
+    """Return the checkpoints below a folder, newest first; those without a number are last.
 
     A folder of weights is one, and may hold others: so a finished run looks. One that is a
     checkpoint itself holds none.
@@ -69,65 +99,109 @@ def checkpoints_of(listing: Listing) -> list[Kept]:
             continue
         if layout != WEIGHTS:
             taken.add(name)
-        sizes = folders[name]
-        found.append(Kept(name, _step(name), layout, sum(sizes.values()), len(sizes)))
+        found.append(_kept(name, layout, folders[name]))
     for name, size_bytes in listing.sizes.items():
-        is_deep = name.count("/") > _DEPTH_MAX
-        if name.endswith(_FILES) and not is_deep and not _is_below(name, taken):
-            found.append(Kept(name, _step(name), FILE, size_bytes, 1))
-    return sorted(found, key=lambda one: (one.step is None, -(one.step or 0), one.name))
+        if _is_state(name) and not _is_below(name, taken):
+            found.append(_kept(name, FILE, {name: size_bytes}))
+    return sorted(found, key=lambda one: (one.number is None, -(one.number or 0), one.name))
 
 
-def pointed_at(folder: Folder, listing: Listing, found: Iterable[Kept]) -> Mapping[str, str]:
-    """Return what a run points at, by name: its engine's tracker, and the best of its Trainer.
+def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Pointers:
+    """Return what trackers name beside the checkpoints, and the best of Transformers' Trainer.
+
+    Args:
+        folder: of the runs.
+        listing: what is in it.
+        found: the checkpoints, newest first.
 
     Raises:
         StoreError: it could not be read.
     """
-    told: dict[str, str] = {}
-    kept = list(found)
-    names = {one.name: one for one in kept}
-    for pointer in (deepspeed.LATEST, megatron.TRACKER):
-        tag = read_text(folder, listing, pointer)
-        is_number = tag.isdecimal() and len(tag) < _DIGITS_MAX
-        wanted = {tag, f"iter_{int(tag):07d}" if is_number else tag}
-        told |= dict.fromkeys(wanted & names.keys(), "latest")
-    newest = next((one.name for one in kept if one.layout == "hf-trainer"), "")
-    try:
-        state = read_json(folder, listing, f"{newest}/{hf_trainer.STATE}") if newest else {}
-    except Unreadable:
-        state = {}
-    best = state.get("best_model_checkpoint")
-    base = best.replace("\\", "/").rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
-    told |= {one: "best" for one in names if base and one.rpartition("/")[2] == base}
-    return told
+    latest, best, stale = set(), set(), {}
+    for place in dict.fromkeys(one.folder for one in found):
+        beside = {one.base: one for one in found if one.folder == place}
+        head = f"{place}/" if place else ""
+        for pointer in _POINTERS:
+            tag = read_text(folder, listing, f"{head}{pointer}")
+            one = beside.get(tag) or beside.get(_iteration(tag))
+            if one is not None:
+                latest.add(one.name)
+            elif tag:
+                stale[f"{head}{pointer}"] = tag[:80]
+        named = beside.get(_best(folder, listing, beside.values()))
+        if named is not None:
+            best.add(named.name)
+    return Pointers(frozenset(latest), frozenset(best), stale)
 
 
-def referred(reference: str, found: Iterable[Kept]) -> Kept | None:
-    """Return the checkpoint that ``latest``, ``latest~2``, ``step:500`` or a name means.
+def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()) -> list[Kept]:
+    """Return what ``latest``, ``latest~2``, ``step:500`` or a name means: one for each run.
 
     Args:
         reference: one of these.
         found: the checkpoints, newest first.
+        latest: what trackers name; a run without one has its newest.
     """
-    kept = list(found)
-    named = [one for one in kept if reference in (one.name, one.name.rpartition("/")[2])]
-    if len(named) == 1:
-        return named[0]
+    named = [one for one in found if reference in (one.name, one.base)]
     match = _REFERENCE.fullmatch(reference)
-    if match is None:
-        return None
+    if named or match is None:
+        return named
     if match[2] is not None:
-        return next((one for one in kept if one.step == int(match[2])), None)
-    states = [one for one in kept if one.step is not None and one.layout != WEIGHTS]
+        return [one for one in found if one.step == int(match[2])]
+    states = [one for one in found if one.number is not None and one.layout != WEIGHTS]
+    runs = [
+        [one for one in states if one.folder == place]
+        for place in dict.fromkeys(one.folder for one in states)
+    ]
     back = int(match[1] or 0)
-    return states[back] if back < len(states) else None
+    return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
+
+
+def _from_latest(run: list[Kept], latest: Collection[str]) -> list[Kept]:
+    at = next((nth for nth, one in enumerate(run) if one.name in latest), 0)
+    return run[at:]
+
+
+def _iteration(tag: str) -> str:
+    """Return the folder of a tracker's number, as Megatron calls it."""
+    return f"iter_{int(tag):07d}" if tag.isdecimal() and len(tag) < _DIGITS_MAX else ""
+
+
+def _best(folder: Folder, listing: Listing, beside: Iterable[Kept]) -> str:
+    newest = next((one for one in beside if one.layout == "hf-trainer"), None)
+    if newest is None:
+        return ""
+    try:
+        state = read_json(folder, listing, f"{newest.name}/{hf_trainer.STATE}")
+    except Unreadable:
+        return ""
+    best = state.get("best_model_checkpoint")
+    return best.replace("\\", "/").rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
+
+
+def _kept(name: str, layout: str, sizes: Mapping[str, int]) -> Kept:
+    base = name.rpartition("/")[2]
+    said, numbers = _STEP.findall(base), _NUMBER.findall(base)
+    # accelerate counts its saves.
+    step = int(said[-1]) if said and layout != "accelerate" else None
+    number = step if step is not None else int(numbers[-1]) if numbers else None
+    return Kept(name, step, number, layout, sum(sizes.values()), len(sizes))
+
+
+def _is_state(name: str) -> bool:
+    """Say whether a file may be a checkpoint by its name."""
+    parts = name.split("/")
+    is_hidden = any(one.startswith(".") for one in parts)
+    is_named = name.endswith(_FILES[0]) or _STATES.search(parts[-1].lower()) is not None
+    return name.endswith(_FILES) and is_named and not is_hidden and len(parts) <= _DEPTH_MAX + 1
 
 
 def _folders(listing: Listing) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size_bytes in listing.sizes.items():
         parts = name.split("/")
+        if any(one.startswith(".") for one in parts[:-1]):
+            continue
         for depth in range(1, min(len(parts), _DEPTH_MAX + 1)):
             found["/".join(parts[:depth])]["/".join(parts[depth:])] = size_bytes
     return found
@@ -148,9 +222,3 @@ def _holds_its_like(name: str, layouts: Mapping[str, str]) -> bool:
     return any(
         layout == layouts[name] and one.startswith(f"{name}/") for one, layout in layouts.items()
     )
-
-
-def _step(name: str) -> int | None:
-    base = name.rpartition("/")[2]
-    said = _STEP.findall(base) or _NUMBER.findall(base)
-    return int(said[-1]) if said else None

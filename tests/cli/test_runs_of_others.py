@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,44 @@ def test_it_is_listed(run, call, matches, name, more):
     matches(name, call("ckpt", "ls", run, *more), run.parent)
 
 
-def test_names_are_paths_that_other_commands_take(run, call):
+def test_names_are_what_other_commands_take(run, call):
     paths = call("ckpt", "ls", run, "-q").stdout.split()
     assert [Path(one).name for one in paths] == ["checkpoint-12", "checkpoint-8", "checkpoint-4"]
     for path in paths:
-        assert json.loads(call("ckpt", "inspect", path, "--json").stdout)["url"] == path
+        beside = ("checkpoint-8", "-r", run) if path.endswith("8") else (path,)
+        told = json.loads(call("ckpt", "inspect", *beside, "--json").stdout)
+        assert told["url"] == path
+
+
+def test_of_several_runs_none_is_taken_for_another(run, call):
+    shutil.copytree(run, run.parent / "beside" / "a")
+    shutil.copytree(run, run.parent / "beside" / "b")
+    told = call("ckpt", "inspect", "latest", run.parent / "beside")
+    assert told.status == 2
+    assert "a/checkpoint-12, b/checkpoint-12" in told.stderr
+    assert f"resilient ckpt inspect {run.parent}/beside/a/checkpoint-12" in told.stderr
+
+
+def test_a_tracker_says_which_is_the_latest(tmp_path, call, matches):
+    for step in (5, 10):
+        (tmp_path / "run" / f"global_step{step}").mkdir(parents=True)
+        (tmp_path / "run" / f"global_step{step}" / "mp_rank_00_model_states.pt").touch()
+    pointer = tmp_path / "run" / "latest"
+    pointer.write_text("global_step5")
+    matches("ls-foreign-tracker", call("ckpt", "ls", tmp_path / "run"), tmp_path)
+    told = call("ckpt", "inspect", "latest", "-r", tmp_path / "run", "--json").stdout
+    assert json.loads(told)["url"].endswith("global_step5")
+    pointer.write_text("global_step7")
+    matches("ls-foreign-stale", call("ckpt", "ls", tmp_path / "run", "--json"), tmp_path)
+
+
+def test_a_list_loads_nothing_that_reads_numbers(run):
+    code = (
+        "import sys; from resilient_cli.app import main; main(['ckpt', 'ls', sys.argv[1]]); "
+        "sys.exit(sum(one in sys.modules for one in ('numpy', 'torch', 'fsspec')))"
+    )
+    words = [sys.executable, "-c", code, str(run)]
+    assert subprocess.run(words, check=False, timeout=60, capture_output=True).returncode == 0
 
 
 def test_what_is_a_checkpoint_itself_holds_no_others(run, call):

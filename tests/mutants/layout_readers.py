@@ -17,7 +17,52 @@ STORAGE = "tests/unit/storage/test_folder.py"
 
 CUDA = "tests/unit/layouts/test_cuda_states.py"
 
+RUNS = "tests/unit/layouts/test_runs_of_tools.py"
+PAGES = "tests/unit/comparison/test_pages.py"
+
 MUTANTS = [
+    Mutant(
+        "the latest is the newest, whatever a tracker names",
+        "resilient/layouts/runs.py",
+        "enumerate(run) if one.name in latest), 0)",
+        "enumerate(run) if not latest), 0)",
+        RUNS,
+    ),
+    Mutant(
+        "a part of a checkpoint is one",
+        "resilient/layouts/runs.py",
+        "not layout or _is_below(name, taken) or",
+        "not layout or",
+        RUNS,
+    ),
+    Mutant(
+        "a tracker that names nothing is passed over",
+        "resilient/layouts/runs.py",
+        "            elif tag:\n",
+        "            elif not tag:\n",
+        RUNS,
+    ),
+    Mutant(
+        "rows that are zero on purpose are a hole",
+        "resilient/comparison/pages.py",
+        "if (first + one) % self._row]",
+        "]",
+        PAGES,
+    ),
+    Mutant(
+        "columns that are zero on purpose are a hole",
+        "resilient/comparison/pages.py",
+        "                self._is_usual = True\n",
+        "                self._is_usual = False\n",
+        PAGES,
+    ),
+    Mutant(
+        "a page that a loss of power took is not seen",
+        "resilient/comparison/proving.py",
+        "    if counts.hole and counts.nonzero:\n",
+        "    if counts.hole and not counts.nonzero:\n",
+        PAGES,
+    ),
     Mutant(
         "states of CUDA that no file has are not missed",
         "resilient/layouts/progress.py",

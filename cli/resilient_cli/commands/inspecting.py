@@ -42,6 +42,8 @@ def inspect(
     Exit code 0: training can go on, maybe with a loss that is named. 1: it cannot.
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
+
+    Example: resilient ckpt inspect step:500 theirs/output
     """
     ref, place = in_run(*ref_and_place(ref, place, repo), repo)
     url = place or repo

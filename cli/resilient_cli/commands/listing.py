@@ -63,6 +63,8 @@ def ls(
     of them is read: step, size, layout, and what the run points at.
 
     Example: resilient ckpt ls s3://bucket/run --state damaged
+
+    Example: resilient ckpt ls theirs/output --last 3
     """
     store = open_repository(place, repo)
     try:

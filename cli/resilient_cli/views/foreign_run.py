@@ -22,12 +22,13 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
         run: all of them.
         shown: those that were asked for.
     """
-    found, notes, place = run.checkpoints, run.notes, run.url.rstrip("/")
+    found, place = run.checkpoints, run.url.rstrip("/")
     size_bytes = sum(one.size_bytes for one in found)
     document = {
         "url": run.url,
         "size_bytes": size_bytes,
         "hidden": len(found) - len(shown),
+        "stale": dict(run.pointers.stale),
         "checkpoints": [
             {
                 "type": "foreign_checkpoint_name",
@@ -36,7 +37,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
                 "layout": one.layout,
                 "size_bytes": one.size_bytes,
                 "files": one.files,
-                "note": notes.get(one.name),
+                "notes": _notes(run, one),
             }
             for one in shown
         ],
@@ -48,7 +49,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
             str(one.files),
             one.layout,
             one.name,
-            notes.get(one.name, ""),
+            ", ".join(_notes(run, one)),
         )
         for one in shown
     )
@@ -57,7 +58,15 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
         Table(("STEP", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
         *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
         f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
+        *(f"`{one}` names `{tag}`, which is not there." for one, tag in run.pointers.stale.items()),
         f"Whether one can be gone on from: resilient ckpt inspect latest {quoted(place)}",
     )
+    # A name may have a slash, and with one it would be a path: so it is the whole of it.
     ids = tuple(f"{place}/{one.name}" for one in shown)
     return Answer("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
+
+
+def _notes(run: Run, one: Kept) -> list[str]:
+    """Return what the run says of a checkpoint."""
+    named = (("latest", run.pointers.latest), ("best", run.pointers.best))
+    return [word for word, names in named if one.name in names]
