@@ -53,7 +53,7 @@ def run_at(url: str) -> Run | None:
     if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
         raise RepositoryNotFound(
             f"`{folder.url}` is a checkpoint of another tool, and holds no others",
-            hint=f"resilient ckpt inspect {quoted(url)}",
+            hint=f"resilient ckpt inspect {quoted(folder.url)}",
         )
     return None
 
@@ -82,12 +82,12 @@ def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | 
         shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
         raise UsageError(
             f"`{ref}` means {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
-            hint=f"resilient ckpt inspect {quoted(url.rstrip('/') + '/' + named[0].name)}",
+            hint=f"resilient ckpt inspect {quoted(folder.url.rstrip('/') + '/' + named[0].name)}",
         )
     raise NothingToResume(
         f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
         "latest~2, step:500 and names do",
-        hint=f"resilient ckpt ls {quoted(url)}",
+        hint=f"resilient ckpt ls {quoted(folder.url)}",
     )
 
 

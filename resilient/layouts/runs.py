@@ -22,6 +22,8 @@ WEIGHTS = "hf-model"
 FILE = "file"
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
+_RUNS_MAX = 16
+"""Runs in a folder whose trackers and states are read."""
 _POINTERS = (deepspeed.LATEST, megatron.TRACKER)
 _FILES = (".ckpt", ".pt", ".pth")
 _STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model|state")
@@ -91,11 +93,12 @@ def checkpoints_of(listing: Listing) -> list[Kept]:
     own = _layout(listing.sizes)
     if own not in ("", WEIGHTS, *layouts.values()):
         return []
+    holders = _holders(layouts)
     taken: set[str] = set()
     found = []
     for name in sorted(folders, key=lambda one: (one.count("/"), one)):
         layout = layouts[name]
-        if not layout or _is_below(name, taken) or _holds_its_like(name, layouts):
+        if not layout or _is_below(name, taken) or (name, layout) in holders:
             continue
         if layout != WEIGHTS:
             taken.add(name)
@@ -118,8 +121,8 @@ def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Point
         StoreError: it could not be read.
     """
     latest, best, stale = set(), set(), {}
-    for place in dict.fromkeys(one.folder for one in found):
-        beside = {one.base: one for one in found if one.folder == place}
+    for place, run in list(_by_folder(found).items())[:_RUNS_MAX]:
+        beside = {one.base: one for one in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
             tag = read_text(folder, listing, f"{head}{pointer}")
@@ -149,10 +152,7 @@ def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()
     if match[2] is not None:
         return [one for one in found if one.step == int(match[2])]
     states = [one for one in found if one.number is not None and one.layout != WEIGHTS]
-    runs = [
-        [one for one in states if one.folder == place]
-        for place in dict.fromkeys(one.folder for one in states)
-    ]
+    runs = _by_folder(states).values()
     back = int(match[1] or 0)
     return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
 
@@ -217,8 +217,20 @@ def _is_below(name: str, taken: set[str]) -> bool:
     return any("/".join(parts[:depth]) in taken for depth in range(1, len(parts)))
 
 
-def _holds_its_like(name: str, layouts: Mapping[str, str]) -> bool:
-    """Say whether a folder only looks like a checkpoint because it holds some of that layout."""
-    return any(
-        layout == layouts[name] and one.startswith(f"{name}/") for one, layout in layouts.items()
-    )
+def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
+    """Return each folder with each layout of what is below it.
+
+    One that has the layout of what it holds only looks like a checkpoint.
+    """
+    found = set()
+    for name, layout in layouts.items():
+        parts = name.split("/")
+        found |= {("/".join(parts[:depth]), layout) for depth in range(1, len(parts))}
+    return found
+
+
+def _by_folder(found: Iterable[Kept]) -> dict[str, list[Kept]]:
+    runs: dict[str, list[Kept]] = defaultdict(list)
+    for one in found:
+        runs[one.folder].append(one)
+    return runs

@@ -91,7 +91,7 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> Answer | Non
         raise UsageError(
             "checkpoints of another tool have no tags, and their state is not known before one "
             "of them is read: `--state` and `--tag` choose none of them",
-            hint=f"resilient ckpt inspect latest {quoted(url)}",
+            hint=f"resilient ckpt inspect latest {quoted(found.url)}",
         )
     return listed_run(found, found.checkpoints[:last]) if found else None
 
