@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilient.errors import NothingToResume, RepositoryNotFound, UsageError
+from resilient.errors import KeyNotFound, NothingToResume, RepositoryNotFound, UsageError
 from resilient.layouts.recognizing import LAYOUTS
 from resilient.layouts.runs import checkpoints_of, pointed_at, referred
 from resilient.showing import quoted
@@ -31,11 +31,13 @@ class Run:
         url: where, without secrets.
         checkpoints: newest first; one at least.
         pointers: what it says of them.
+        is_whole: whether all files were listed; else newer checkpoints may lack.
     """
 
     url: str
     checkpoints: Sequence[Kept]
     pointers: Pointers
+    is_whole: bool
 
 
 def run_at(url: str) -> Run | None:
@@ -45,11 +47,13 @@ def run_at(url: str) -> Run | None:
         RepositoryNotFound: it is a checkpoint itself.
         StoreError: it could not be read.
     """
-    if not is_foreign(url):
+    there = _found_at(url) if is_foreign(url) else None
+    if there is None:
         return None
-    folder, listing, found = _found_at(url)
+    folder, listing, found = there
     if found:
-        return Run(folder.url, found, pointed_at(folder, listing, found))
+        pointers = pointed_at(folder, listing, found)
+        return Run(folder.url, found, pointers, listing.is_whole)
     if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
         raise RepositoryNotFound(
             f"`{folder.url}` is a checkpoint of another tool, and holds no others",
@@ -71,9 +75,16 @@ def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | 
     url = place or repo
     if not ref or not url or "://" in ref or not is_foreign(url):
         return ref, place
-    folder, listing, found = _found_at(url)
-    if not found:
+    there = _found_at(url)
+    if there is None or not there[2]:
         return ref, place
+    folder, listing, found = there
+    if not listing.is_whole:
+        raise UsageError(
+            f"`{folder.url}` holds more files than are listed, so what `{ref}` means is not known: "
+            "name a checkpoint by its path",
+            hint=f"resilient ckpt ls {quoted(folder.url)}",
+        )
     latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
     named = referred(ref, found, latest)
     if len(named) == 1:
@@ -91,7 +102,10 @@ def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | 
     )
 
 
-def _found_at(url: str) -> tuple[Folder, Listing, list[Kept]]:
+def _found_at(url: str) -> tuple[Folder, Listing, list[Kept]] | None:
     folder = open_folder(url, read_storage_options(os.environ))
-    listing = folder.list()
+    try:
+        listing = folder.list()
+    except KeyNotFound:
+        return None  # whoever looks for a repository there says so
     return folder, listing, [] if listing.is_file else checkpoints_of(listing)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
+_PARTS = (1, 2, 3, 4, 6, 8)
+"""Into so many equal ones a row is cut on purpose, as one of queries, keys and values is."""
 
 
 class Pages:
@@ -32,6 +34,7 @@ class Pages:
         self._row = max(row, 1)
         self._first: tuple[int, int] | None = None
         self._is_usual = False
+        self._columns: set[int] = set()
 
     @property
     def hole(self) -> tuple[int, int] | None:
@@ -53,12 +56,21 @@ class Pages:
         for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= least].tolist():
             # A run that goes on beyond the block has no edge there.
             own = [one for one in (begin, end) if 0 < one < is_zero.size]
-            cuts = [first + one for one in own if (first + one) % self._row]
+            cuts = [first + one for one in own if self._cuts_a_row(first + one)]
             if any(map(self._is_at_page, cuts)):
                 at = self._start + (first + begin) * self._item_bytes
                 self._first = self._first or (at, (end - begin) * self._item_bytes)
             elif cuts:
                 self._is_usual = True
+            # What is zero in several rows from the same column on was made so.
+            columns = {one % self._row for one in cuts}
+            self._is_usual |= not columns.isdisjoint(self._columns)
+            self._columns |= columns
+
+    def _cuts_a_row(self, element: int) -> bool:
+        """Say whether an element is within a row, and not where a half of it or so begins."""
+        column = element % self._row
+        return all(column * parts % self._row for parts in _PARTS)
 
     def _is_at_page(self, element: int) -> bool:
         """Say whether a page of the file begins at an element, or within it or the one before."""

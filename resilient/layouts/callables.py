@@ -141,7 +141,8 @@ def effect_of(name: Name) -> Effect:
         return Effect.RUNS
     if (module, attribute) in _LIBRARY_TUPLES:
         return Effect.LIBRARY
-    if module in _LIBRARIES and "." not in attribute and attribute.lstrip("_")[:1].isupper():
+    # No identifier is text that somebody may paste as it is shown.
+    if module in _LIBRARIES and attribute.isidentifier() and attribute.lstrip("_")[:1].isupper():
         return Effect.LIBRARY
     return Effect.UNKNOWN
 

@@ -22,6 +22,7 @@ _META = "__metadata__"
 _POINTER = b"version https://git-lfs"
 """How it begins: docs/spec.md of Git LFS."""
 _NUMBER_MAX = 1 << 62
+_DECIMAL_MAX = 1e300  # operations of a large run are beyond what counts steps
 
 
 def read_json(folder: Folder, listing: Listing, name: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def decimal(value: Any) -> float | None:
     """Return a number, None of what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) < _NUMBER_MAX else None
+    return float(value) if abs(value) < _DECIMAL_MAX else None
 
 
 def _parsed(data: bytes, what: str) -> dict[str, Any]:

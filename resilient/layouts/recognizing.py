@@ -24,7 +24,7 @@ from resilient.layouts.documents import read_text
 from resilient.layouts.fitting import unfitting
 from resilient.layouts.layers import odd_layers
 from resilient.layouts.shards import STEMS
-from resilient.layouts.values import Contents, Cure, Problem, Unreadable
+from resilient.layouts.values import OPTIMIZER, Contents, Cure, Problem, Unreadable
 from resilient.layouts.weights import SAFE, TORCH
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def _lacking(index: distributed.Index, optimizer: Optimizer | None, load: str) -
             found.append(
                 Problem(".", f"nothing in it is named like {what}", what, cure=Cure.UNKEPT)
             )
-    if len(found) > len(_WANTED) and index.tensors:
+    is_alone = not any(one.part == OPTIMIZER for one in index.tensors)
+    if len(found) > len(_WANTED) and index.tensors and is_alone:
         return [Problem(".", plain.ALONE, plain.WEIGHTS_ONLY, is_fatal=True, help=load)]
     return found
 

@@ -26,10 +26,12 @@ _RUNS_MAX = 16
 """Runs in a folder whose trackers and states are read."""
 _POINTERS = (deepspeed.LATEST, megatron.TRACKER)
 _FILES = (".ckpt", ".pt", ".pth")
-_STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model|state")
+_STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model")
 """What files of a script's own are called that are checkpoints, and not data or part of one."""
-_STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d)")
-_NUMBER = re.compile(r"\d{1,12}")
+_PARTS = re.compile(r"args|loader|optim|random|rng|scaler|sched")
+_STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d|[_-]\d)")
+_NUMBER = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
+_METRIC = re.compile(r"\d+\.\d+")
 _REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
 
 
@@ -40,7 +42,7 @@ class Kept:
     Attributes:
         name: where it is in the run's folder.
         step: by its name; None of one that says none.
-        number: the last in its name, which orders those of a run; None of one without any.
+        order: the step, or else the numbers in its name; those of a run are ordered by it.
         layout: as ``Contents.layout`` mostly is, which is known only when it is read.
         size_bytes: of its files.
         files: how many.
@@ -48,7 +50,7 @@ class Kept:
 
     name: str
     step: int | None
-    number: int | None
+    order: tuple[int, ...]
     layout: str
     size_bytes: int
     files: int
@@ -80,7 +82,7 @@ class Pointers:
 
 
 def checkpoints_of(listing: Listing) -> list[Kept]:
-    """Return the checkpoints below a folder, newest first; those without a number are last.
+    """Return the checkpoints below a folder, newest first; those without any number are last.
 
     A folder of weights is one, and may hold others: so a finished run looks. One that is a
     checkpoint itself holds none.
@@ -106,7 +108,8 @@ def checkpoints_of(listing: Listing) -> list[Kept]:
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, taken):
             found.append(_kept(name, FILE, {name: size_bytes}))
-    return sorted(found, key=lambda one: (one.number is None, -(one.number or 0), one.name))
+    by_name = sorted(found, key=lambda one: one.name)
+    return sorted(by_name, key=lambda one: one.order, reverse=True)
 
 
 def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Pointers:
@@ -125,11 +128,13 @@ def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Point
         beside = {one.base: one for one in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
-            tag = read_text(folder, listing, f"{head}{pointer}")
-            one = beside.get(tag) or beside.get(_iteration(tag))
+            told = read_text(folder, listing, f"{head}{pointer}")
+            tag = told.rstrip("/").removeprefix("./")
+            names = (tag, _iteration(tag), *(f"{tag}{end}" for end in _FILES))
+            one = next((beside[name] for name in names if name in beside), None)
             if one is not None:
                 latest.add(one.name)
-            elif tag:
+            elif tag and not _is_any_there(listing, head, names):
                 stale[f"{head}{pointer}"] = tag[:80]
         named = beside.get(_best(folder, listing, beside.values()))
         if named is not None:
@@ -151,7 +156,7 @@ def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()
         return named
     if match[2] is not None:
         return [one for one in found if one.step == int(match[2])]
-    states = [one for one in found if one.number is not None and one.layout != WEIGHTS]
+    states = [one for one in found if one.order and one.layout != WEIGHTS]
     runs = _by_folder(states).values()
     back = int(match[1] or 0)
     return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
@@ -160,6 +165,13 @@ def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()
 def _from_latest(run: list[Kept], latest: Collection[str]) -> list[Kept]:
     at = next((nth for nth, one in enumerate(run) if one.name in latest), 0)
     return run[at:]
+
+
+def _is_any_there(listing: Listing, head: str, names: Iterable[str]) -> bool:
+    """Say whether there is anything under one of the names, be it a checkpoint or not."""
+    wanted = {f"{head}{one}" for one in names if one}
+    starts = tuple(f"{one}/" for one in wanted)
+    return any(one in wanted or one.startswith(starts) for one in listing.sizes)
 
 
 def _iteration(tag: str) -> str:
@@ -180,19 +192,21 @@ def _best(folder: Folder, listing: Listing, beside: Iterable[Kept]) -> str:
 
 
 def _kept(name: str, layout: str, sizes: Mapping[str, int]) -> Kept:
-    base = name.rpartition("/")[2]
-    said, numbers = _STEP.findall(base), _NUMBER.findall(base)
+    base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
+    said = _STEP.findall(base)
     # accelerate counts its saves.
     step = int(said[-1]) if said and layout != "accelerate" else None
-    number = step if step is not None else int(numbers[-1]) if numbers else None
-    return Kept(name, step, number, layout, sum(sizes.values()), len(sizes))
+    order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
+    return Kept(name, step, order, layout, sum(sizes.values()), len(sizes))
 
 
 def _is_state(name: str) -> bool:
     """Say whether a file may be a checkpoint by its name."""
     parts = name.split("/")
     is_hidden = any(one.startswith(".") for one in parts)
-    is_named = name.endswith(_FILES[0]) or _STATES.search(parts[-1].lower()) is not None
+    base = parts[-1].lower()
+    is_own = _STATES.search(base) is not None and _PARTS.search(base) is None
+    is_named = name.endswith(_FILES[0]) or is_own
     return name.endswith(_FILES) and is_named and not is_hidden and len(parts) <= _DEPTH_MAX + 1
 
 

@@ -209,8 +209,13 @@ def _names_below(root: Path) -> Iterator[str]:
     waiting = [("", 0)]
     while waiting:
         prefix, depth = waiting.pop()
-        with os.scandir(root / prefix) as entries:
-            found = sorted(entries, key=lambda one: one.name)
+        try:
+            with os.scandir(root / prefix) as entries:
+                found = sorted(entries, key=lambda one: one.name)
+        except FileNotFoundError:
+            if not prefix:
+                raise
+            continue  # whoever keeps a few has let it go meanwhile
         for entry in found:
             name = f"{prefix}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):

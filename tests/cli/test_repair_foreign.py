@@ -36,6 +36,14 @@ def test_a_plan_is_shown_and_carried_out_only_when_it_is_asked_for(checkpoint, c
     } == before
 
 
+@pytest.mark.parametrize("flos", [1.2e19, 3 * 10**24, 0])
+def test_a_run_may_have_made_any_number_of_operations(checkpoint, call, flos):
+    path = checkpoint / "trainer_state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "total_flos": flos}))
+    told = json.loads(call("ckpt", "verify", checkpoint, "--json").stdout)
+    assert told["resumable"]["answer"] == "yes"
+
+
 @pytest.mark.parametrize(
     ("name", "lost"), [("total_flos", "counts"), ("train_batch_size", "batch size")]
 )

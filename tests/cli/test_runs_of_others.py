@@ -101,3 +101,15 @@ def test_two_of_them_are_compared(run, call):
     assert [Path(told[side]["url"]).name for side in ("before", "after")] == names[1::-1]
     beside = call("ckpt", "diff", f"{run}/latest~1", f"{run}/latest", "--json")
     assert json.loads(beside.stdout)["before"] == told["before"]
+
+
+def test_of_a_list_that_is_cut_nothing_is_taken_for_the_latest(run, call, monkeypatch):
+    monkeypatch.setattr("resilient.storage.folder.FILES_MAX", 8)
+    told = json.loads(call("ckpt", "ls", run, "--json").stdout)
+    assert told["whole"] is False
+    assert "newer checkpoints may lack" in call("ckpt", "ls", run).stdout
+    assert call("ckpt", "inspect", "latest", run).status == 2
+
+
+def test_where_nothing_is_whoever_looks_for_a_repository_says_so(tmp_path, call):
+    assert "RES-REPO-404" in call("ckpt", "ls", "memory://nothing-at-all").stderr

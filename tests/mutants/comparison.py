@@ -16,7 +16,23 @@ CAT = "tests/cli/test_cat.py"
 
 OPAQUE = "tests/unit/comparison/test_opaque.py"
 
+PAGES = "tests/unit/comparison/test_pages.py"
+
 MUTANTS = [
+    Mutant(
+        "rows that are zero on purpose are a hole",
+        "resilient/comparison/pages.py",
+        "if self._cuts_a_row(first + one)]",
+        "]",
+        PAGES,
+    ),
+    Mutant(
+        "a page that a loss of power took is not seen",
+        "resilient/comparison/proving.py",
+        "    if counts.hole and counts.nonzero:\n",
+        "    if counts.hole and not counts.nonzero:\n",
+        PAGES,
+    ),
     Mutant(
         "what no reader understands is not compared",
         "resilient/comparison/comparing.py",

@@ -19,13 +19,6 @@ MUTANTS = [
         MEMBERS,
     ),
     Mutant(
-        "a word to the others is on its way for as long as it takes",
-        "resilient/agent/nodes/roster.py",
-        "        self._store.set(key, value)\n        self._store.check([key])\n",
-        "        del key, value\n",
-        MEMBERS,
-    ),
-    Mutant(
         "a host that is one too many calls all others back",
         "resilient/agent/nodes/membership.py",
         "waiting > 0 and has_room(self._handler)",

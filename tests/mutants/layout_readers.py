@@ -18,9 +18,22 @@ STORAGE = "tests/unit/storage/test_folder.py"
 CUDA = "tests/unit/layouts/test_cuda_states.py"
 
 RUNS = "tests/unit/layouts/test_runs_of_tools.py"
-PAGES = "tests/unit/comparison/test_pages.py"
 
 MUTANTS = [
+    Mutant(
+        "what a file names is code to be pasted",
+        "resilient/layouts/callables.py",
+        "module in _LIBRARIES and attribute.isidentifier() and attribute",
+        "module in _LIBRARIES and attribute",
+        "tests/unit/layouts/test_loading.py",
+    ),
+    Mutant(
+        "a metric in a name is a step",
+        "resilient/layouts/runs.py",
+        '_METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))',
+        'name.rpartition("/")[2]',
+        RUNS,
+    ),
     Mutant(
         "the latest is the newest, whatever a tracker names",
         "resilient/layouts/runs.py",
@@ -38,30 +51,9 @@ MUTANTS = [
     Mutant(
         "a tracker that names nothing is passed over",
         "resilient/layouts/runs.py",
-        "            elif tag:\n",
-        "            elif not tag:\n",
+        "            elif tag and not _is_any_there(",
+        "            elif not tag and not _is_any_there(",
         RUNS,
-    ),
-    Mutant(
-        "rows that are zero on purpose are a hole",
-        "resilient/comparison/pages.py",
-        "if (first + one) % self._row]",
-        "]",
-        PAGES,
-    ),
-    Mutant(
-        "columns that are zero on purpose are a hole",
-        "resilient/comparison/pages.py",
-        "                self._is_usual = True\n",
-        "                self._is_usual = False\n",
-        PAGES,
-    ),
-    Mutant(
-        "a page that a loss of power took is not seen",
-        "resilient/comparison/proving.py",
-        "    if counts.hole and counts.nonzero:\n",
-        "    if counts.hole and not counts.nonzero:\n",
-        PAGES,
     ),
     Mutant(
         "states of CUDA that no file has are not missed",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from resilient.layouts.runs import Kept
     from resilient_cli.runs import Run
 
+_CUT = "There are more files than were listed, so newer checkpoints may lack here."
+
 
 def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
     """Return the answer of ``ckpt ls`` about a folder of foreign checkpoints.
@@ -28,6 +30,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
         "url": run.url,
         "size_bytes": size_bytes,
         "hidden": len(found) - len(shown),
+        "whole": run.is_whole,
         "stale": dict(run.pointers.stale),
         "checkpoints": [
             {
@@ -58,6 +61,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
         Table(("STEP", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
         *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
         f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
+        *([] if run.is_whole else [_CUT]),
         *(f"`{one}` names `{tag}`, which is not there." for one, tag in run.pointers.stale.items()),
         f"Whether one can be gone on from: resilient ckpt inspect latest {quoted(place)}",
     )

@@ -119,7 +119,7 @@ class Roster:
         """
         if self.nodes > 1:
             with suppress(dist.DistError):
-                self._put(_REGROUPING, "joined" if is_joined else "left")
+                self._store.set(_REGROUPING, "joined" if is_joined else "left")
 
     def heard_regrouping(self) -> str:
         """Return why another node meets the others again: `joined`, `left`, or empty if none does.
@@ -160,9 +160,11 @@ class Roster:
         others = [str(one.addr) for one in self._nodes if one != own]
         if own not in self._nodes or not others or self._is_told:
             return
-        there, hosts = who_answers(others)
+        there, silent = who_answers(others)
         serving = _addresses_of(_served_at(self._handler))
         agents = [one for one in there if serving & _addresses_of(one)]
+        # Where nobody answers it may be this host that is cut off.
+        hosts = silent if there else [one for one in silent if serving & _addresses_of(one)]
         if agents or hosts:
             self._is_told = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
@@ -175,7 +177,7 @@ class Roster:
         # If the store is gone, nobody is left to hear it.
         if node is not None and self.nodes > 1:
             with suppress(dist.DistError):
-                self._put(_goodbye_key(node), "1")
+                self._store.set(_goodbye_key(node), "1")
 
     def has_spares(self) -> bool:
         """Say whether nodes wait for room in the world, by what was heard."""
@@ -192,11 +194,6 @@ class Roster:
         with suppress(dist.DistError):
             return not all(self._store.check([_goodbye_key(one)]) for one in others)
         return False
-
-    def _put(self, key: str, value: str) -> None:
-        """Write a word that others can read from now on: torch does not wait for a write."""
-        self._store.set(key, value)
-        self._store.check([key])
 
     def _missing(self) -> list[Any]:
         state = _state_of(self._handler)

@@ -68,11 +68,29 @@ def test_a_row_of_zeros_that_is_a_page_of_the_file_is_none(tmp_path):
     path = tmp_path / "model.safetensors"
     weight = torch.rand(16, PAGE_BYTES // 4).add(1)
     weight[3:5] = 0
+    path.write_bytes(aligned({"weight": weight}))
+    assert told(path) == []
+
+
+def aligned(held):
+    """Return a file whose numbers begin where a page does."""
+    size_bytes = sum(one.nbytes for one in held.values())
     for blanks in range(PAGE_BYTES):
-        data = safetensors.torch.save({"weight": weight}, {"blanks": " " * blanks})
-        if (len(data) - weight.nbytes) % PAGE_BYTES == 0:
-            break
-    path.write_bytes(data)
+        data = safetensors.torch.save(held, {"blanks": " " * blanks})
+        if (len(data) - size_bytes) % PAGE_BYTES == 0:
+            return data
+    raise AssertionError("no file of these tensors is aligned")
+
+
+def test_what_is_zero_on_purpose_and_a_page_of_an_aligned_file_is_none(tmp_path):
+    path = tmp_path / "model.safetensors"
+    padded = torch.rand(64, 12288).add(1)
+    padded[:, 11264:] = 0
+    path.write_bytes(aligned({"padded": padded}))
+    assert told(path) == []
+    bias = torch.ones(3 * 1024)
+    bias[1024:2048] = 0
+    path.write_bytes(aligned({"bias": bias}))
     assert told(path) == []
 
 

@@ -6,6 +6,7 @@ import argparse
 import collections
 import datetime as dt
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +84,29 @@ def test_weights_alone_are_no_training_state_in_whatever_layout(tmp_path):
         no_dist=True,
     )
     assert verdict(tmp_path / "more").answer == "partly"
+
+
+def test_no_name_of_a_file_becomes_code_that_is_shown_to_be_pasted(tmp_path):
+    path = tmp_path / "held.pt"
+    torch.save({"model": WEIGHTS, "args": argparse.Namespace()}, path)
+    with zipfile.ZipFile(path) as held:
+        members = {one: held.read(one) for one in held.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as spoiled:
+        for name, data in members.items():
+            spoiled.writestr(name, data.replace(b"Namespace", b"N(1),a(2)"))
+    told = [one.what for one in look(path).problems]
+    assert any("N(1)" in one for one in told), "it is named, and not to be pasted"
+    assert "N(1)" not in verdict(path).command
+
+
+def test_an_optimizer_below_another_name_is_no_weights_alone(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {str(key): one for key, one in optimizer.state_dict()["state"].items()}
+    state = {"app": {"model": model.state_dict(), "optim": moments}}
+    path = tmp_path / "dcp"
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        torch.distributed.checkpoint.save(state, checkpoint_id=str(path), no_dist=True)
+    assert verdict(path).answer == "partly"

@@ -87,6 +87,36 @@ def of_trainer(name):
                 ("best.pt", None, "file"),
             ],
         ),
+        # A metric is no step, an epoch orders, and a date and a stamp of time are whole.
+        (
+            ["epoch=1-val_loss=0.95.ckpt", "epoch=9-val_loss=0.12.ckpt"],
+            [
+                ("epoch=9-val_loss=0.12.ckpt", None, "file"),
+                ("epoch=1-val_loss=0.95.ckpt", None, "file"),
+            ],
+        ),
+        (
+            ["val_loss=2.95-epoch=1.ckpt", "val_loss=1.12-epoch=9.ckpt"],
+            [
+                ("val_loss=1.12-epoch=9.ckpt", None, "file"),
+                ("val_loss=2.95-epoch=1.ckpt", None, "file"),
+            ],
+        ),
+        (
+            ["model-1700000000009.pt", "model-1800000000001.pt", "model_best_0.95.pt"],
+            [
+                ("model-1800000000001.pt", None, "file"),
+                ("model-1700000000009.pt", None, "file"),
+                ("model_best_0.95.pt", None, "file"),
+            ],
+        ),
+        (
+            ["checkpoint_2_90000.pt", "checkpoint_5_100000.pt", "rng_state_0.pth"],
+            [
+                ("checkpoint_5_100000.pt", None, "file"),
+                ("checkpoint_2_90000.pt", None, "file"),
+            ],
+        ),
         # One checkpoint, and no run.
         (TRAINER, []),
         (["latest", "notes.txt"], []),
@@ -134,6 +164,8 @@ ITERATIONS = [f"iter_00000{one}/{name}" for one in (12, 24) for name in ("common
     [
         (ENGINE, "latest", "global_step5", "global_step5"),
         (ENGINE, "latest", "global_step7", None),
+        (ENGINE, "latest", "./global_step10/", "global_step10"),
+        (["step-7.ckpt", "step-9.ckpt"], "latest", "step-7", "step-7.ckpt"),
         (ITERATIONS, "latest_checkpointed_iteration.txt", "12", "iter_0000012"),
         (ITERATIONS, "latest_checkpointed_iteration.txt", "13", None),
     ],
@@ -145,6 +177,13 @@ def test_what_a_tracker_names_is_told(tmp_path, depth, names, pointer, tag, want
     told = pointed_at(folder, listing, checkpoints_of(listing))
     assert told.latest == ({f"{depth}{wanted}"} if wanted else set())
     assert told.stale == ({} if wanted else {f"{depth}{pointer}": tag})
+
+
+def test_a_tracker_that_names_what_is_no_checkpoint_of_a_known_layout_is_not_stale(tmp_path):
+    folder, _ = made(tmp_path, ["iter_0000500/mp_rank_00/model_optim_rng.pt", "model_final.pt"])
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("500")
+    listing = folder.list()
+    assert pointed_at(folder, listing, checkpoints_of(listing)).stale == {}
 
 
 def test_the_best_is_that_of_its_own_run(tmp_path):
