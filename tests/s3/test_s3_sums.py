@@ -183,10 +183,15 @@ def test_a_server_that_refuses_early_and_hangs_up_gets_a_signature(tmp_path):
             file.read(int(fields["content-length"]))
             secure.sendall(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
+    serving = []
+
     def accept():
         with suppress(OSError):
             while True:
-                threading.Thread(target=serve, args=(listening.accept()[0],)).start()
+                connection, _ = listening.accept()
+                connection.settimeout(20)
+                serving.append(threading.Thread(target=serve, args=(connection,)))
+                serving[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         accepting = threading.Thread(target=accept)
@@ -201,6 +206,8 @@ def test_a_server_that_refuses_early_and_hangs_up_gets_a_signature(tmp_path):
         store.put("a", bytes(16 << 20))
         listening.shutdown(socket.SHUT_RDWR)
         accepting.join()
+    for one in serving:
+        one.join()
     assert digests[0] == "unsigned-payload"
     assert digests[-1] != "unsigned-payload"
     assert len(digests) <= 3
