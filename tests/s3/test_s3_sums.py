@@ -165,23 +165,25 @@ def store_of(bucket):
     return bucket.open("obstore")
 
 
+def refuse_early(context, digests, connection):
+    """Answer one request: what is not signed before its body was read, and then hang up."""
+    with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+        file = secure.makefile("rb")
+        head = b"".join(iter(lambda: file.readline().strip() + b"\n", b"\n")).decode().lower()
+        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+        digests.append(fields["x-amz-content-sha256"])
+        if digests[-1] == "unsigned-payload":
+            secure.sendall(b"HTTP/1.1 403 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            return
+        file.read(int(fields["content-length"]))
+        secure.sendall(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+
 def test_a_server_that_refuses_early_and_hangs_up_gets_a_signature(tmp_path):
     made = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.certificate, made.key)
     digests = []
-
-    def serve(connection):
-        with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
-            file = secure.makefile("rb")
-            head = b"".join(iter(lambda: file.readline().strip() + b"\n", b"\n")).decode().lower()
-            fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
-            digests.append(fields["x-amz-content-sha256"])
-            if digests[-1] == "unsigned-payload":
-                secure.sendall(b"HTTP/1.1 403 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-                return
-            file.read(int(fields["content-length"]))
-            secure.sendall(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
     serving = []
 
@@ -190,7 +192,9 @@ def test_a_server_that_refuses_early_and_hangs_up_gets_a_signature(tmp_path):
             while True:
                 connection, _ = listening.accept()
                 connection.settimeout(20)
-                serving.append(threading.Thread(target=serve, args=(connection,)))
+                serving.append(
+                    threading.Thread(target=refuse_early, args=(context, digests, connection))
+                )
                 serving[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
