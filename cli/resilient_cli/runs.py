@@ -62,22 +62,22 @@ def run_at(url: str) -> Run | None:
     return None
 
 
-def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | None, str | None]:
+def in_run(ref: str | None, url: str | None) -> str | None:
     """Return the path of the checkpoint that a reference means in a run of another tool.
 
-    What is no such run, or is asked for nothing in it, is returned as it was given.
+    None where there is no such run, or nothing in it is asked for. It is for who found no
+    repository of ours there: those do not pay for it.
 
     Raises:
         NothingToResume: there is no such checkpoint in it.
         UsageError: there are several, of several runs.
         StoreError: it could not be read.
     """
-    url = place or repo
     if not ref or not url or "://" in ref or not is_foreign(url):
-        return ref, place
+        return None
     there = _found_at(url)
     if there is None or not there[2]:
-        return ref, place
+        return None
     folder, listing, found = there
     if not listing.is_whole:
         raise UsageError(
@@ -88,7 +88,7 @@ def in_run(ref: str | None, place: str | None, repo: str | None) -> tuple[str | 
     latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
     named = referred(ref, found, latest)
     if len(named) == 1:
-        return None, f"{url.rstrip('/')}/{named[0].name}"
+        return f"{url.rstrip('/')}/{named[0].name}"
     if named:
         shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
         raise UsageError(

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from resilient.comparison import ours, theirs
-from resilient.errors import IntegrityError
+from resilient.errors import IntegrityError, RepositoryNotFound
 from resilient.format.names import parse_checkpoint
 from resilient.layouts.plain import ALONE
 from resilient.layouts.weights import SAFE, TORCH
@@ -74,9 +74,14 @@ def _is_path(ref: str, repository: str | None) -> bool:
 
 def _referred(ref: str, url: str) -> Side:
     """Return what a reference means in a repository, or in a run of another tool."""
-    named, path = in_run(ref, url, None)
-    found = opened(path) if named is None and path else None
-    return _ours(ref, url) if found is None else theirs.side_of(*found)
+    try:
+        return _ours(ref, url)
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        found = opened(path) if path else None
+        if found is None:
+            raise
+        return theirs.side_of(*found)
 
 
 def _ours(ref: str, url: str) -> Side:

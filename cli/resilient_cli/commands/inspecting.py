@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from resilient.clock import SystemClock
+from resilient.errors import RepositoryNotFound
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
 from resilient_cli.foreign import is_foreign, look
@@ -45,13 +46,19 @@ def inspect(
 
     Example: resilient ckpt inspect step:500 theirs/output
     """
-    ref, place = in_run(*ref_and_place(ref, place, repo), repo)
+    ref, place = ref_and_place(ref, place, repo)
     url = place or repo
     if ref is None and url and is_foreign(url) and (looked := look(url)):
         show(looked_at(looked, with_tensors=tensors), output_of(ctx))
         return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
-    checkpoint = resolve(store, ref or "latest")
+    try:
+        checkpoint = resolve(store, ref or "latest")
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        if path is None:
+            raise
+        return inspect(ctx, None, path, tensors=tensors)
     found = examine(ListedStore(store, f"{checkpoint.folder}/"), checkpoint, Level.QUICK)
     # Of one that could not be read this raises what is wrong with it.
     manifest = found.manifest or read_manifest(store, checkpoint)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.errors import KeyNotFound, NoIntactCheckpoint, UsageError
+from resilient.errors import KeyNotFound, NoIntactCheckpoint, RepositoryNotFound, UsageError
 from resilient.format.names import parse_checkpoint
 from resilient.showing import quoted
 from resilient.storage.folder import open_folder
@@ -100,7 +100,7 @@ def repair(  # noqa: PLR0913 - the options of a command
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """
     command = " ".join(filter(None, ("resilient ckpt repair", ref, place or repo)))
-    ref, place = in_run(*ref_and_place(ref, place, repo), repo)
+    ref, place = ref_and_place(ref, place, repo)
     if out is not None:
         out = local_path(out, "--out", f"{command} --apply --out repaired")
     if rebuild is not None:
@@ -110,7 +110,8 @@ def repair(  # noqa: PLR0913 - the options of a command
                 "`--rebuild` changes nothing in its source, and goes with no other option",
                 hint="resilient ckpt repair --help",
             )
-        made = _rebuild(ref, place or repo or "", rebuild)
+        path = in_run(ref, place or repo)
+        made = _rebuild(None if path else ref, path or place or repo or "", rebuild)
         show(rebuilding(made), output_of(ctx))
         return 0 if made.can_go_on else DAMAGE_LEFT
     is_done = apply and not dry_run
@@ -118,10 +119,31 @@ def repair(  # noqa: PLR0913 - the options of a command
     if ref is None and url and not undelete and _is_of_others(url):
         return _mend(ctx, url, source or [], out, is_done=is_done)
     store = open_repository(place, repo)
-    committed_of(store)
+    try:
+        committed_of(store)
+    except RepositoryNotFound:
+        path = in_run(ref, url)
+        if path is None:
+            raise
+        return repair(
+            ctx, None, path, source=source, undelete=undelete, dry_run=dry_run, apply=apply, out=out
+        )
     checkpoint = _named(store, ref, undelete=undelete)
+    return _mend_ours(ctx, store, checkpoint, source or [], undelete=undelete, is_done=is_done)
+
+
+def _mend_ours(
+    ctx: typer.Context,
+    store: Store,
+    checkpoint: CheckpointId,
+    sources: list[str],
+    *,
+    undelete: bool,
+    is_done: bool,
+) -> int:
+    """Show how a checkpoint of ours can be made whole, and do it when that is asked for."""
     options = read_storage_options(os.environ)
-    others = [open_store(url, storage_options=options) for url in source or ()]
+    others = [open_store(url, storage_options=options) for url in sources]
     with Progress("reading") as told:
         of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
         reader = ToldStore(store, told, of_bytes)

@@ -10,6 +10,7 @@ from resilient.errors import (
     IncompatibleCheckpoint,
     NoIntactCheckpoint,
     NothingToResume,
+    RepositoryNotFound,
     UsageError,
 )
 from resilient.showing import quoted
@@ -92,7 +93,6 @@ def verify(  # noqa: PLR0913 - the options of a command
     if every and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
-    ref, place = in_run(ref, place, repo)
     signing = signing_of(is_required=require_signature)
     wish = Wish.of(sample, max_duration, level)
     alone = ref is None and not every and not require_signature and not wish.is_some
@@ -100,7 +100,21 @@ def verify(  # noqa: PLR0913 - the options of a command
         show(proved(looked), output_of(ctx))
         return DAMAGE_FOUND if looked.verdict.answer == "no" else 0
     store = open_repository(place, repo)
-    found = committed_of(store)
+    try:
+        found = committed_of(store)
+    except RepositoryNotFound:
+        path = in_run(ref, place or repo)
+        if path is None:
+            raise
+        return verify(
+            ctx,
+            None,
+            path,
+            level=level,
+            require_signature=require_signature,
+            sample=sample,
+            max_duration=max_duration,
+        )
     chosen = found if every or not found else [resolve(store, ref or "latest")]
     folders = folders_of(store)
     of_bytes = sum(sum(folders.get(one, {}).values()) for one in chosen)
