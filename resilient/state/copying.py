@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import starmap
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,35 +18,49 @@ from resilient.world.agreement import Failure, attempt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# torch's notes on autograd describe the counter.
+_version = attrgetter("_version")
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """One box to copy, once or, after ``renew``, again.
+    """One box to copy.
 
     Attributes:
         name: the tensor's, for messages.
         source: the box's elements, any device, any strides; shares memory with training.
         target: host memory of a file as a tensor like the source; see ``target_in``.
-        changes: how often torch had changed the source in place when this was made or renewed.
     """
 
     name: str
     source: torch.Tensor
     target: torch.Tensor
-    changes: int = field(init=False)
-    _bytes: tuple[Any, ...] | None = field(default=None, init=False)
-    _address: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+
+class HostCopies:
+    """Copies within host memory, made in one go: once or, after ``renew``, again.
+
+    Args:
+        copies: what to copy; what the sources are from now on is what is copied.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._names = [one.name for one in copies]
+        self._sources = [one.source for one in copies]
+        self._targets = [one.target for one in copies]
+        are_counted = not any(map(torch.Tensor.is_inference, self._sources))
+        self._count = _version if are_counted else changes_of
+        self._addresses: list[int] = []
+        self._bytes: list[Any] | None = None
         self.renew()
 
     def renew(self) -> None:
-        """Be as good as new: what the source is from now on is what is copied."""
-        self.changes = changes_of(self.source)
-        address = self.source.data_ptr()
-        if address != self._address:
+        """Be as good as new: what the sources are from now on is what is copied."""
+        self._changes = [*map(self._count, self._sources)]
+        addresses = [*map(torch.Tensor.data_ptr, self._sources)]
+        if addresses != self._addresses:
             # A storage may get other memory.
-            self._bytes, self._address = None, address
+            self._bytes, self._addresses = None, addresses
 
     def make(self, *, modestly: bool = False) -> None:
         """Copy with as many threads as torch likes, or with this one alone.
@@ -52,20 +68,31 @@ class Copy:
         Args:
             modestly: leave the other cores to training.
         """
-        if modestly and self._bytes is None:
-            self._bytes = _bytes_of(self.source, self.target)
-        if modestly and self._bytes:
-            # Bytes to bytes: one memcpy without the interpreter's lock.
-            np.copyto(*self._bytes)
-        elif self.source.numel():
-            self.target.copy_(self.source)
+        if not modestly:
+            copy_all(self._sources, self._targets)
+            return
+        if self._bytes is None:
+            self._bytes = [*map(_bytes_of, self._targets, self._sources)]
+        if all(self._bytes):
+            # Bytes to bytes: of each one memcpy without the interpreter's lock.
+            deque(starmap(np.copyto, self._bytes), maxlen=0)
+            return
+        for pair, source, target in zip(self._bytes, self._sources, self._targets, strict=True):
+            if pair:
+                np.copyto(*pair)
+            elif source.numel():
+                target.copy_(source)
 
-    def changed(self) -> str:
-        """Return the tensor's name if the source was changed in place since; else nothing."""
-        return self.name if changes_of(self.source) != self.changes else ""
+    def changed(self) -> list[str]:
+        """Return the names of the tensors that were changed in place since."""
+        changes = [*map(self._count, self._sources)]
+        if changes == self._changes:
+            return []
+        counts = zip(self._names, self._changes, changes, strict=True)
+        return [name for name, before, now in counts if now != before]
 
 
-def _bytes_of(source: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
     """Return the target's bytes and the source's, if the one are to be the other; else nothing."""
     if not source.numel() or source.device.type != "cpu" or not source.is_contiguous():
         return ()
@@ -108,8 +135,8 @@ class Making(Protocol):
     def make(self, *, modestly: bool = False) -> None:
         """Return when the bytes are there."""
 
-    def changed(self) -> str:
-        """Return the name of a tensor that was changed meanwhile, or nothing."""
+    def changed(self) -> list[str]:
+        """Return the names of tensors that were changed meanwhile."""
 
 
 class Copies:
@@ -180,8 +207,8 @@ class Copies:
         with self._lock:
             if isinstance(made, Failure):
                 self._failures.append(made)
-            elif changed := one.changed():
-                self._changed.append(changed)
+            else:
+                self._changed += one.changed()
             self._missing -= 1
             if not self._missing:
                 self._whole.set()
@@ -190,5 +217,5 @@ class Copies:
 
 def changes_of(tensor: torch.Tensor) -> int:
     """Return how often torch has changed the tensor in place; views of one count together."""
-    # torch's notes on autograd describe the counter; tensors of inference mode have none.
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    # Tensors of inference mode have no counter.
+    return 0 if tensor.is_inference() else int(_version(tensor))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from resilient.state.copying import changes_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,6 +29,7 @@ class DeviceCopies:
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = copies
+        self._changes = [changes_of(one.source) for one in copies]
         device = copies[0].source.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -39,9 +42,10 @@ class DeviceCopies:
         """Wait for the device."""
         self._event.synchronize()
 
-    def changed(self) -> str:
-        """Return the name of a source that was changed meanwhile, or nothing."""
-        return next(filter(None, (one.changed() for one in self._copies)), "")
+    def changed(self) -> list[str]:
+        """Return the names of sources that were changed meanwhile."""
+        counts = zip(self._copies, self._changes, strict=True)
+        return [one.name for one, before in counts if changes_of(one.source) != before]
 
 
 def lock_pages(memory: memoryview) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,19 @@ class _Plan:
         picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
         return cls(draft.name, draft.layout, draft.entries, tuple(picks))
 
+    def saying(self, text: str) -> _Plan | None:
+        """Return the plan with other values in the header; None if that moves the tensors.
+
+        Args:
+            text: of the values of a part that a rank has for itself.
+        """
+        slots = [
+            Slot(one.name.removeprefix(f"{one.part}/"), one.dtype, one.shape)
+            for one in self.entries
+        ]
+        layout = lay_out(slots, {"state": text})
+        return replace(self, layout=layout) if layout.starts == self.layout.starts else None
+
     def of(self, tensors: Mapping[str, torch.Tensor]) -> Draft:
         """Return the file of this save."""
         sources = tuple(
@@ -145,7 +158,8 @@ class Drafts:
         name, text, shapes = own_file(part, rank), text_of(part.tree), _shapes_of(part)
         known = self._own.get(name)
         if known is None or known[:2] != (text, shapes):
-            plan = _Plan.like(_own(part, name, text))
+            plan = known[2].saying(text) if known and known[1] == shapes else None
+            plan = plan or _Plan.like(_own(part, name, text))
             known = self._own[name] = (text, shapes, plan)
         return known[2].of(part.tensors)
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from resilient.state.copying import Copy
-from resilient.state.steady import address_of, is_worth_waiting
+from resilient.state.copying import Copy, HostCopies
+from resilient.state.steady import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import torch
 
     from resilient.state.drafts import Draft
+
+_TOGETHER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,27 +25,47 @@ class Split:
 
     Attributes:
         steady: addresses of the storages that can wait.
-        waiting: copies that can wait.
-        sources: what cannot wait, or is not worth it.
+        waiting: copies within host memory that can wait, some together.
+        on_device: copies from a device that can wait.
+        sources: what cannot wait.
         targets: where each of these goes.
     """
 
     steady: Collection[int]
-    waiting: list[Copy]
+    waiting: list[HostCopies]
+    on_device: list[Copy]
     sources: list[torch.Tensor]
     targets: list[torch.Tensor]
 
     @classmethod
     def of(cls, file: Draft, into: Sequence[torch.Tensor], steady: Collection[int]) -> Split:
         """Return the copies of a file, those that wait for what is ``steady``."""
-        split = cls(steady, [], [], [])
+        waiting: list[Copy] = []
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
         for entry, source, target in zip(file.entries, file.sources, into, strict=True):
-            if is_worth_waiting(source) and address_of(source) in steady:
-                split.waiting.append(Copy(entry.name, source, target))
+            if address_of(source) in steady:
+                waiting.append(Copy(entry.name, source, target))
             else:
-                split.sources.append(source)
-                split.targets.append(target)
-        return split
+                sources.append(source)
+                targets.append(target)
+        together = [*map(HostCopies, _together(one for one in waiting if not one.source.is_cuda))]
+        on_device = [one for one in waiting if one.source.is_cuda]
+        return cls(steady, together, on_device, sources, targets)
+
+
+def _together(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
+    """Yield copies, small ones together, so that books are kept of few and two threads share."""
+    some: list[Copy] = []
+    size_bytes = 0
+    for one in copies:
+        some.append(one)
+        size_bytes += one.source.nbytes
+        if size_bytes >= _TOGETHER_BYTES:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some
 
 
 class Splits:

@@ -83,7 +83,9 @@ def stage(
     targets: list[torch.Tensor] = []
     for one, buffer in zip(files, buffers, strict=True):
         split = arena.splits.of(one, arena.targets(one, buffer), steady)
-        later += _begin(split.waiting, one.name, arena)
+        later += split.waiting
+        if split.on_device:
+            later.append(_begin(split.on_device, one.name, arena))
         sources += split.sources
         targets += split.targets
     copy_all(sources, targets)
@@ -98,17 +100,13 @@ def draft(snapshot: Snapshot, world: World) -> list[Draft]:
     return Drafts().of(snapshot, world)
 
 
-def _begin(copies: list[Copy], file: str, arena: Arena) -> list[Making]:
-    """Return what is to be done for these copies into one file; a device begins with its own."""
-    on_device = [one for one in copies if one.source.is_cuda]
-    work: list[Making] = [one for one in copies if not one.source.is_cuda]
-    if on_device:
-        # Only a process with a GPU pays for this.
-        from resilient.state.device import DeviceCopies
+def _begin(copies: list[Copy], file: str, arena: Arena) -> Making:
+    """Have a device begin with its copies into a file."""
+    # Only a process with a GPU pays for this.
+    from resilient.state.device import DeviceCopies
 
-        arena.lock(file)
-        work.append(DeviceCopies(on_device))
-    return work
+    arena.lock(file)
+    return DeviceCopies(copies)
 
 
 def _said(snapshot: Snapshot, world: World) -> tuple[list[HostFile], tuple[PartEntry, ...]]:

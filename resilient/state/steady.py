@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +17,8 @@ if TYPE_CHECKING:
     from resilient.state.capture import Part
 
 
-# Below this, to copy takes less time than to keep books of what is not copied yet.
-_LATER_BYTES_MIN = 64 << 10
 _KINDS = frozenset(PLAIN)
-
-
-def is_worth_waiting(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is so large that it is better copied beside training."""
-    return tensor.nbytes >= _LATER_BYTES_MIN
+_values_of = methodcaller("values")
 
 
 def steady_memory(parts: Mapping[str, Part]) -> frozenset[int]:
@@ -59,6 +55,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     held = [one for group in optimizer.param_groups for one in group["params"]]
-    for state in optimizer.state.values():
-        held += [one for one in state.values() if isinstance(one, torch.Tensor)]
-    return held
+    values = [*chain.from_iterable(map(_values_of, optimizer.state.values()))]
+    if not _KINDS.issuperset(map(type, values)):
+        values = [one for one in values if isinstance(one, torch.Tensor)]
+    return held + values

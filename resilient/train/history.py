@@ -33,6 +33,7 @@ class History:
         self._list = None if isinstance(entries, Rows) else entries
         self._rows = entries if isinstance(entries, Rows) else Rows()
         self._new_rows: list[str] = []
+        self._read: tuple[Rows, Entry] | None = None
 
     def note(self, entry: Entry) -> None:
         """Add an entry as it is now."""
@@ -74,11 +75,21 @@ class History:
         return self._joined() if self._list is None else _copies(self._list)
 
     def _joined(self) -> Rows:
-        self._rows, self._new_rows = self._rows.plus(self._new_rows), []
+        if self._new_rows:
+            self._rows, self._new_rows = self._rows.plus(self._new_rows), []
         return self._rows
 
     def _read_back(self) -> Iterator[Entry]:
-        trees = self._joined().newest()
+        rows = self._joined()
+        if not rows.text:
+            return
+        trees = rows.newest()
+        if self._read is None or self._read[0] is not rows:
+            self._read = (rows, _entries(lambda: [next(trees)])[0])
+        else:
+            # Asked at each step, while there are new ones rarely.
+            trees = islice(trees, 1, None)
+        yield self._read[1]
         while entries := _entries(lambda: list(islice(trees, 1))):
             yield entries[0]
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from resilient.errors import IntegrityError
 from resilient.format.rows import Rows
+from resilient.train.copied import copied
 from resilient.train.history import History, Logged
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class TrainerState:
 
         The history is :class:`~resilient.format.rows.Rows` unless somebody asked for the list.
         """
-        brief = asdict(replace(self, log_history=[]))
+        brief = copied(self, _brief(cast("Any", type(self))))
         return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -153,6 +155,12 @@ class TrainerState:
         self.logging_steps = absolute_steps(args.logging_steps, max_steps)
         self.eval_steps = absolute_steps(eval_steps, max_steps)
         self.save_steps = absolute_steps(args.save_steps, max_steps)
+
+
+@cache
+def _brief(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields but for the history, which may be long."""
+    return tuple(one.name for one in fields(kind) if one.name != "log_history")
 
 
 def _require_kinds(taken: Mapping[str, Any]) -> None:

@@ -177,8 +177,8 @@ MUTANTS = [
     Mutant(
         "memory that a storage no longer has is copied",
         "resilient/state/copying.py",
-        "if address != self._address:",
-        "if not self._address:",
+        "if addresses != self._addresses:",
+        "if not self._addresses:",
         AGAIN,
     ),
     Mutant(

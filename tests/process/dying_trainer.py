@@ -18,16 +18,16 @@ import torch
 from resilient.checkpointer import About
 from resilient.opening import open_checkpointer
 from resilient.state.capture import Part
-from resilient.state.copying import Copy
+from resilient.state.copying import HostCopies
 from resilient.state.optimizer import NamedOptimizer
 from resilient.vault.keeper.guest import KeeperAddress
 
 begun = threading.Event()
-make = Copy.make
+make = HostCopies.make
 
 
-def make_and_stop(self: Copy, *, modestly: bool = False) -> None:
-    """Make one copy and never begin another."""
+def make_and_stop(self: HostCopies, *, modestly: bool = False) -> None:
+    """Make the copies of one file and never begin another."""
     make(self, modestly=modestly)
     begun.set()
     threading.Event().wait()
@@ -50,7 +50,7 @@ def main(keeper: str, repository: str, where: str) -> None:
             checkpointer.wait()
     torch.save(model.weight.detach(), Path(keeper).with_name("weight"))
     if where == "copying":
-        Copy.make = make_and_stop
+        HostCopies.make = make_and_stop
     checkpointer.save(2, parts, About(), overlap=where != "saved")
     if where == "copying":
         begun.wait()

@@ -22,6 +22,7 @@ from resilient.train.arguments.fields.saving import HubArguments
 from resilient.train.arguments.old_names import in_todays_words
 from resilient.train.arguments.place import Derived
 from resilient.train.arguments.sources import from_file
+from resilient.train.copied import copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +154,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         Checkpoints, loggers and events take a run's configuration from here, and credentials
         must reach none of them.
         """
-        return {name: _copied(getattr(self, name)) for name in _open_to_all(type(self))}
+        return copied(self, _open_to_all(type(self)))
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
         """Return the fields as plain values, as trackers take them; all else becomes text."""
@@ -172,20 +173,6 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 def _open_to_all(kind: type[TrainingArguments]) -> tuple[str, ...]:
     """Return the names of the fields that are not secret."""
     return tuple(one.name for one in fields(kind) if not one.metadata.get("is_secret"))
-
-
-@dataclass
-class _Held:
-    """One value, for ``asdict`` to copy as it copies a field."""
-
-    value: Any
-
-
-def _copied(value: Any) -> Any:
-    """Return a value that shares nothing with the field that it is of."""
-    # Nearly all are of these, and saves ask for all fields: ``asdict`` copies them in 1 ms.
-    is_plain = value is None or type(value) in (str, int, float, bool)
-    return value if is_plain else asdict(_Held(value))["value"]
 
 
 def _unfolded(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
-from resilient.state.copying import Copy, target_in
+from resilient.state.copying import Copy, HostCopies, target_in
 from resilient.state.drafts import text_of
 from resilient.state.optimizer import NamedOptimizer
 from resilient.state.recall import Kept, Recall
@@ -280,10 +280,10 @@ def test_nothing_is_remembered_of_memory_that_a_file_no_longer_has():
 def test_a_copy_is_made_again_of_what_is_there_then():
     source = torch.arange(6.0)
     buffer = memoryview(bytearray(source.nbytes))
-    copy = Copy("x", source, target_in(buffer, 0, source))
+    copy = HostCopies([Copy("x", source, target_in(buffer, 0, source))])
     copy.make(modestly=True)
     source.add_(1)
-    assert copy.changed() == "x"
+    assert copy.changed() == ["x"]
     copy.renew()
     copy.make(modestly=True)
     assert not copy.changed()
@@ -293,7 +293,7 @@ def test_a_copy_is_made_again_of_what_is_there_then():
 def test_a_copy_is_made_again_from_where_the_storage_is_then():
     source = torch.arange(6.0)
     buffer = memoryview(bytearray(source.nbytes))
-    copy = Copy("x", source, target_in(buffer, 0, source))
+    copy = HostCopies([Copy("x", source, target_in(buffer, 0, source))])
     copy.make(modestly=True)
     source.share_memory_()
     source.add_(1)

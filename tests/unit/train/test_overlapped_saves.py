@@ -10,9 +10,8 @@ from manifests import Values
 from models import make_trainer
 
 from resilient.opening import open_checkpointer
-from resilient.state import steady
 from resilient.state.capture import Part
-from resilient.state.copying import Copy
+from resilient.state.copying import HostCopies
 from resilient.storage.open import open_store
 from resilient.train.callbacks.callback import TrainerCallback
 from resilient.vault.registry.catalog import committed
@@ -37,15 +36,14 @@ def test_checkpoints_hold_the_same_bits_with_and_without_overlap(
 ):
     options = {"save_steps": 1, "max_steps": 4, "gradient_accumulation_steps": accumulation}
     make_trainer(tmp_path / "plain", save_overlap=False, **options).train()
-    monkeypatch.setattr(steady, "_LATER_BYTES_MIN", 1)
-    make = Copy.make
+    make = HostCopies.make
 
     def make_late(self, *, modestly=False):
         # Beside training it comes late, so that training comes upon copies that are not made.
         time.sleep(0.02 if modestly else 0)
         make(self, modestly=modestly)
 
-    monkeypatch.setattr(Copy, "make", make_late)
+    monkeypatch.setattr(HostCopies, "make", make_late)
     make_trainer(tmp_path / "overlapped", **options).train()
     plain, overlapped = saved(tmp_path / "plain"), saved(tmp_path / "overlapped")
     assert sorted(plain) == [1, 2, 3, 4]
