@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _Module = torch.nn.Module
-_ASKED = ("state_dict", "_save_to_state_dict")
+ASKED = frozenset({"state_dict", "_save_to_state_dict"})
+"""What torch calls of a module that is asked for its state, by the names of methods."""
 
 
 def state_of(stateful: Any) -> Mapping[str, Any]:
@@ -30,15 +31,27 @@ def state_of(stateful: Any) -> Mapping[str, Any]:
     return stateful.state_dict()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
 
 
+def asks_as_torch_does(module: torch.nn.Module) -> bool:
+    """Say whether nothing in a module has a way of its own to say its state."""
+    return _gather(module, "", {})
+
+
+def has_torchs_ways(kind: type[torch.nn.Module]) -> bool:
+    """Say whether a class of modules changes nothing of how torch asks for their state."""
+    return (
+        kind.state_dict is _Module.state_dict
+        and kind._save_to_state_dict is _Module._save_to_state_dict  # noqa: SLF001
+        and kind.get_extra_state is _Module.get_extra_state
+    )
+
+
 def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool:
     """Add the state of a module by name; False if it, or one in it, has a way of its own."""
     # What torch 2.13 does in Module.state_dict, for a class that changes nothing of it.
-    own, kind = vars(module), type(module)
+    own = vars(module)
     if (
-        kind.state_dict is not _Module.state_dict
-        or kind._save_to_state_dict is not _Module._save_to_state_dict  # noqa: SLF001
-        or kind.get_extra_state is not _Module.get_extra_state
-        or not own.keys().isdisjoint(_ASKED)
+        not has_torchs_ways(type(module))
+        or not ASKED.isdisjoint(own)
         or own["_state_dict_pre_hooks"]
         or own["_state_dict_hooks"]
     ):

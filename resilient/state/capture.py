@@ -87,7 +87,7 @@ def capture(
         UnsavableState: a value that only pickle could save, or a tensor in a document.
         ConfigError: a part's name cannot be a file's name.
     """
-    take_apart = flatten if recall is None else recall.flatten
+    take_apart = _take_apart if recall is None else recall.take_apart
     return Snapshot(
         step, tuple(_capture_part(name, part, rank, take_apart) for name, part in parts.items())
     )
@@ -102,7 +102,7 @@ def _capture_part(
             hint="give it another name; what is stored under a name is found by it again",
         )
     own = rank_part(name, rank) if part.scope == "rank" else name
-    tree, tensors = take_apart(own, state_of(part.stateful))
+    tree, tensors = take_apart(own, part.stateful)
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
@@ -112,6 +112,10 @@ def _capture_part(
     if part.scope == "rank":
         _refuse_shards(tensors)
     return CapturedPart(own, part.scope, part.document, tree, tensors)
+
+
+def _take_apart(part: str, stateful: Any) -> tuple[Any, Tensors]:
+    return flatten(part, state_of(stateful))
 
 
 def _refuse_shards(tensors: Mapping[str, torch.Tensor]) -> None:

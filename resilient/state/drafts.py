@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.manifest import StoredRegion, TensorEntry
 from resilient.format.names import rank_part_file, shard_name
 from resilient.format.regions import Region, whole
-from resilient.format.rows import INDENT, Rows, put_rows
 from resilient.format.shard import Slot, StreamedFile, lay_out
 from resilient.state.bundles import bundled
 from resilient.state.copying import target_in
-from resilient.state.recall import Constant, Kept
+from resilient.state.recall import Kept
 from resilient.state.shares import Piece, box_of, share_of, spec_of
+from resilient.state.spelling import is_spelled_alike, text_of
 from resilient.state.tree import PLAIN
 
 if TYPE_CHECKING:
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from resilient.state.partition import TensorSpec
     from resilient.world.world import World
 
-# A part of all parts, the state of an optimizer, and a parameter's.
-_CONSTANT_DEPTH = 3
 _Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
 
 
@@ -117,7 +113,7 @@ class Drafts:
     """
 
     def __init__(self) -> None:
-        self._own: dict[str, tuple[str, _Shapes, _Plan]] = {}
+        self._own: dict[str, tuple[Any, str, _Shapes, _Plan]] = {}
         self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
 
     def of(self, snapshot: Snapshot, world: World) -> list[Draft]:
@@ -155,13 +151,14 @@ class Drafts:
         return [plan.of(part.tensors) for plan in known[2]]
 
     def _own_draft(self, part: CapturedPart, rank: int) -> Draft:
-        name, text, shapes = own_file(part, rank), text_of(part.tree), _shapes_of(part)
-        known = self._own.get(name)
-        if known is None or known[:2] != (text, shapes):
-            plan = known[2].saying(text) if known and known[1] == shapes else None
-            plan = plan or _Plan.like(_own(part, name, text))
-            known = self._own[name] = (text, shapes, plan)
-        return known[2].of(part.tensors)
+        name, shapes = own_file(part, rank), _shapes_of(part)
+        tree, text, before, plan = self._own.get(name, (None, "", None, None))
+        if plan is None or before != shapes:
+            plan = _Plan.like(_own(part, name, text := text_of(part.tree)))
+        elif not is_spelled_alike(tree, part.tree):
+            plan = plan.saying(text := text_of(part.tree)) or _Plan.like(_own(part, name, text))
+        self._own[name] = (part.tree, text, shapes, plan)
+        return plan.of(part.tensors)
 
 
 def _shapes_of(part: CapturedPart) -> _Shapes:
@@ -213,43 +210,3 @@ def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
     """Return the tensor's name as its own part knows it, with the region if it is only a piece."""
     path = spec.name.removeprefix(f"{part}/")
     return path if region.is_whole(spec.shape) else f"{path}@{region}"
-
-
-def text_of(tree: Any) -> str:
-    """Return a tree as JSON."""
-    return _text(tree, _CONSTANT_DEPTH)
-
-
-def _text(tree: Any, depth: int) -> str:
-    if isinstance(tree, Constant):
-        return tree.text
-    if not _has_constants(tree, depth):
-        return json.dumps(tree, allow_nan=False, default=_spelled)
-    # As json.dumps puts it together.
-    inner = [
-        f"{_quoted(key)}: {one.text if type(one) is Constant else _text(one, depth - 1)}"
-        for key, one in tree.items()
-    ]
-    return "{" + ", ".join(inner) + "}"
-
-
-def _has_constants(tree: Any, depth: int) -> bool:
-    """Say whether there is something among the first levels of a tree whose text is known."""
-    if not depth or type(tree) is not dict:
-        return isinstance(tree, Constant)
-    return any(_has_constants(one, depth - 1) for one in tree.values())
-
-
-def document_of(tree: Any) -> str:
-    """Return a tree as a document for people."""
-    fields = tree.items() if isinstance(tree, dict) else ()
-    kept = {name: one for name, one in fields if isinstance(one, Rows)}
-    brief = {**tree, **{name: [] for name in kept}} if kept else tree
-    text = json.dumps(brief, sort_keys=True, indent=INDENT, allow_nan=False, default=_spelled)
-    for name, rows in kept.items():
-        text = put_rows(text, name, rows)
-    return text + "\n"
-
-
-def _spelled(rows: Rows) -> list[Any]:
-    return rows.trees()

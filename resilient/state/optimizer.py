@@ -78,10 +78,7 @@ class NamedOptimizer:
         Raises:
             ConfigError: the optimizer holds a parameter that the model does not have.
         """
-        self._name()
-        if _is_plain(self._optimizer) and self._names_by_id.keys() >= set(
-            map(id, self._optimizer.state)
-        ):
+        if self.is_asked_plainly():
             return self._asked()
         plain = self._optimizer.state_dict()
         groups = [
@@ -97,16 +94,36 @@ class NamedOptimizer:
         }
         return {**plain, "state": state, "param_groups": groups}
 
-    def _asked(self) -> dict[str, Any]:
-        """Return the state of an optimizer that gives it as ``torch.optim`` does, in less time."""
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the parameters that the optimizer held when it was asked last, in order."""
+        return self._names
+
+    def is_asked_plainly(self) -> bool:
+        """Say whether the optimizer gives its state as ``torch.optim`` does, of its parameters.
+
+        Raises:
+            ConfigError: the optimizer holds a parameter that the model does not have.
+        """
+        self._name()
+        return _is_plain(self._optimizer) and self._names_by_id.keys() >= set(
+            map(id, self._optimizer.state)
+        )
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return ``param_groups`` of an optimizer that is asked plainly, with names in them."""
         names = self._names_by_id
-        groups = [
+        return [
             {
                 **{key: one for key, one in group.items() if key != "params"},
                 "params": [names[id(one)] for one in group["params"]],
             }
             for group in self._optimizer.param_groups
         ]
+
+    def _asked(self) -> dict[str, Any]:
+        """Return the state of an optimizer that is asked plainly, in less time."""
+        names = self._names_by_id
         state = {
             names[id(parameter)]: {
                 kind: value if type(value) is torch.Tensor else take_apart(value)
@@ -114,7 +131,7 @@ class NamedOptimizer:
             }
             for parameter, one in self._optimizer.state.items()
         }
-        return {"state": state, "param_groups": groups}
+        return {"state": state, "param_groups": self.groups()}
 
     def like(self, path: str) -> torch.Tensor | None:
         """Return the parameter whose layout the state at ``path`` has.

@@ -13,18 +13,22 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from resilient.state.asking import state_of
+from resilient.state.glances import glance_at
 from resilient.state.tree import PLAIN, PLAIN_VALUES, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from resilient.state.drafts import Draft
+    from resilient.state.glances import Glance
     from resilient.state.tree import Tensors
     from resilient.world.world import World
 
@@ -59,7 +63,52 @@ class Recall:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
+        self._looks: dict[str, _Look] = {}
+        self._restless: set[str] = set()
         self._strange: set[str] = set()
+
+    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+        """Return the state of a stateful as a tree, and the tensors in it.
+
+        Crash: nothing was stored.
+
+        Raises:
+            UnsavableState: as ``flatten`` does.
+        """
+        same = self._at_a_glance(part, stateful)
+        if same is not None:
+            return same
+        tree, tensors = self.flatten(part, state_of(stateful))
+        glance = glance_at(stateful) if part not in self._restless else None
+        if glance is not None and (glance.is_by_value or isinstance(tensors, Kept)):
+            kept = tensors if isinstance(tensors, Kept) else Kept(tensors)
+            constant = Constant(tree if glance.rest() is None else tree["state"])
+            self._looks[part] = _Look(stateful, glance, constant, kept)
+        return tree, tensors
+
+    def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
+        """Return what ``take_apart`` does if nothing is new but numbers; None if more may be."""
+        look = self._looks.get(part)
+        if look is None or look.stateful is not stateful:
+            return None
+        if not look.glance.is_same() or not self._is_still_there(part, look):
+            del self._looks[part]
+            if not look.has_proved:
+                # To look costs time, too.
+                self._restless.add(part)
+            return None
+        look.has_proved = True
+        rest = look.glance.rest()
+        if rest is None:
+            return look.constant, look.tensors
+        tree, more = flatten(part, rest)
+        return None if more else ({"state": look.constant, **tree}, look.tensors)
+
+    def _is_still_there(self, part: str, look: _Look) -> bool:
+        known = self._known.get(part)
+        if look.glance.is_by_value:
+            return True
+        return known is not None and known.tensors is look.tensors and known.is_still_there()
 
     def flatten(self, part: str, value: Any) -> tuple[Any, Tensors]:
         """Return what :func:`~resilient.state.tree.flatten` does.
@@ -90,6 +139,25 @@ class Recall:
         return tree, known.tensors
 
 
+@dataclass(slots=True)
+class _Look:
+    """What a part was when it was asked last.
+
+    Attributes:
+        stateful: what was asked.
+        glance: sees whether it would say the same.
+        constant: what it said, but for ``glance.rest``.
+        tensors: what that names.
+        has_proved: whether it has been the same since.
+    """
+
+    stateful: Any
+    glance: Glance
+    constant: Constant
+    tensors: Kept
+    has_proved: bool = False
+
+
 class _Known:
     """One part as it was taken apart.
 
@@ -107,18 +175,26 @@ class _Known:
         self.tensors = tensors
         self.constants = tuple(map(Constant, _constants(tree)))
         self._places = walk.places
+        self._live = walk.seen
         self._seen = [tensors[name] for one in self.constants for name in _names(one)]
         self._dtypes = [*map(_dtype, self._seen)]
 
     def is_like(self, walk: _Walk) -> bool:
         """Say whether the walk saw the same memory in the same places, under the same eyes."""
-        if walk.places != self._places or [*map(_dtype, walk.seen)] != self._dtypes:
+        return walk.places == self._places and self._is_memory_of(walk.seen)
+
+    def is_still_there(self) -> bool:
+        """Say whether the very tensors that the walk saw are still the same memory."""
+        return self._is_memory_of(self._live)
+
+    def _is_memory_of(self, live: Sequence[torch.Tensor]) -> bool:
+        if [*map(_dtype, live)] != self._dtypes:
             return False
         try:
             # The same storage, offset, shape and strides, and neither conjugated nor negated.
-            is_same = all(map(torch.Tensor.is_set_to, walk.seen, self._seen))
+            is_same = all(map(torch.Tensor.is_set_to, live, self._seen))
             # What counts changes of the one must count those of the other.
-            return is_same and [*map(_changes, walk.seen)] == [*map(_changes, self._seen)]
+            return is_same and [*map(_changes, live)] == [*map(_changes, self._seen)]
         except RuntimeError:
             # One has no storage, or counts no changes.
             return False

@@ -10,8 +10,9 @@ from resilient.format.manifest import PartEntry
 from resilient.format.names import STATE_DOCUMENT
 from resilient.format.shard import HostFile, Slot, lay_out
 from resilient.state.copying import Copies, copy_all, target_in
-from resilient.state.drafts import Drafts, document_of, own_file, text_of
+from resilient.state.drafts import Drafts, own_file
 from resilient.state.dtypes import DTYPE_NAMES
+from resilient.state.spelling import document_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

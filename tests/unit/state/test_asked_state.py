@@ -10,8 +10,8 @@ from torch import nn
 
 from resilient.state.asking import state_of
 from resilient.state.capture import Part, capture
-from resilient.state.drafts import text_of
 from resilient.state.optimizer import NamedOptimizer
+from resilient.state.spelling import text_of
 
 
 class Odd(nn.Module):

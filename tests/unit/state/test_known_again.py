@@ -12,10 +12,10 @@ from torch import nn
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.copying import Copy, HostCopies, target_in
-from resilient.state.drafts import text_of
 from resilient.state.optimizer import NamedOptimizer
 from resilient.state.recall import Kept, Recall
 from resilient.state.rng import RandomState
+from resilient.state.spelling import text_of
 from resilient.state.stage import stage
 from resilient.state.steady import address_of, steady_memory
 from resilient.state.tree import flatten

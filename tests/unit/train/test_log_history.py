@@ -7,7 +7,7 @@ import pytest
 from benchmarks.resume import PLACES, _Jump, _trainer
 from resilient.errors import IntegrityError
 from resilient.format.rows import Rows, cut_rows
-from resilient.state.drafts import document_of
+from resilient.state.spelling import document_of
 from resilient.state.tree import flatten
 from resilient.train.state import TrainerState
 

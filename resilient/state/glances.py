@@ -1,0 +1,197 @@
+"""See that a stateful still has what it had when it was asked, in less time than asking takes.
+
+A held step asks at each step, and to put a state together that nobody changed costs more than to
+copy its tensors. What the answer was made of is kept here and compared, object by object: the
+containers, their keys and what lies in them. Whether a tensor still lies where it did is for
+:mod:`~resilient.state.recall` to see.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from operator import contains, is_, itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from resilient.state.asking import ASKED, asks_as_torch_does, has_torchs_ways
+from resilient.state.optimizer import NamedOptimizer
+from resilient.state.rng import RandomState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# What torch asks of a module, by the names that it has in the module itself.
+_WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
+_HELD = ("_parameters", "_buffers", "_modules")
+_PASSING = "_non_persistent_buffers_set"
+
+
+class Glance(Protocol):
+    """What one stateful had when it was asked.
+
+    Attributes:
+        is_by_value: whether it compares the numbers, and not only whose memory they are in.
+    """
+
+    is_by_value: bool
+
+    def is_same(self) -> bool:
+        """Say whether it would give the same objects under the same keys, but for ``rest``."""
+
+    def rest(self) -> dict[str, Any] | None:
+        """Return what it gives besides ``state``, asked anew; None if there is nothing else."""
+
+
+class ModuleGlance:
+    """Of a module, all of which does as ``torch.nn.Module`` does.
+
+    Args:
+        module: it was asked just now.
+    """
+
+    is_by_value = False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._modules = [*module.modules()]
+        self._kinds = [*map(type, self._modules)]
+        self._owns = [*map(vars, self._modules)]
+        self._dicts = _of_each(self._owns, *_HELD)
+        self._passing = [set(one[_PASSING]) for one in self._owns]
+        self._content = _Content(self._dicts)
+
+    def is_same(self) -> bool:
+        """Say whether no module, parameter or buffer came, went or was put in another's place."""
+        owns = self._owns
+        return (
+            _are([*map(vars, self._modules)], owns)
+            and _are([*map(type, self._modules)], self._kinds)
+            and all(map(has_torchs_ways, frozenset(self._kinds)))
+            and not any(_of_each(owns, *_WAYS))
+            and not any(any(map(contains, owns, repeat(name))) for name in ASKED)
+            and _are(_of_each(owns, *_HELD), self._dicts)
+            and [*map(itemgetter(_PASSING), owns)] == self._passing
+            and self._content.is_in(self._dicts)
+        )
+
+    def rest(self) -> None:
+        """There is nothing else."""
+
+
+class OptimizerGlance:
+    """Of a named optimizer that keeps nothing but tensors.
+
+    Args:
+        named: it was asked just now.
+    """
+
+    is_by_value = False
+
+    def __init__(self, named: NamedOptimizer) -> None:
+        self._named = named
+        self._names = named.names
+        self._parameters = [*named.optimizer.state]
+        self._dicts: list[dict[str, Any]] = [*named.optimizer.state.values()]
+        self._content = _Content(self._dicts)
+
+    def is_same(self) -> bool:
+        """Say whether no parameter and no tensor of the state came, went or became another."""
+        named = self._named
+        state = named.optimizer.state
+        return (
+            named.is_asked_plainly()
+            and named.names is self._names
+            and _are([*state], self._parameters)
+            and _are([*state.values()], self._dicts)
+            and self._content.is_in(self._dicts)
+        )
+
+    def rest(self) -> dict[str, Any]:
+        """Return the groups: their numbers change without anybody telling."""
+        return {"param_groups": self._named.groups()}
+
+
+class RandomGlance:
+    """Of the random generators of this process, by what they say.
+
+    Args:
+        generators: they were asked just now.
+    """
+
+    is_by_value = True
+
+    def __init__(self, generators: RandomState) -> None:
+        self._generators = generators
+        self._said = generators.state_dict()
+
+    def is_same(self) -> bool:
+        """Say whether nobody has drawn since, from any of them."""
+        return _are_equal(self._generators.state_dict(), self._said)
+
+    def rest(self) -> None:
+        """There is nothing else."""
+
+
+class _Content:
+    """What lies in dicts, in order.
+
+    Args:
+        dicts: as they are now.
+    """
+
+    def __init__(self, dicts: Sequence[dict[str, Any]]) -> None:
+        self._lengths = [*map(len, dicts)]
+        self._keys = [*chain.from_iterable(dicts)]
+        self._values = _values(dicts)
+
+    def is_in(self, dicts: Sequence[dict[str, Any]]) -> bool:
+        """Say whether the same keys and the very same values lie in them."""
+        return (
+            [*map(len, dicts)] == self._lengths
+            and [*chain.from_iterable(dicts)] == self._keys
+            and _are(_values(dicts), self._values)
+        )
+
+
+def glance_at(stateful: Any) -> Glance | None:
+    """Return what a stateful has now, if that can be seen without asking it.
+
+    Crash: nothing was stored.
+
+    Args:
+        stateful: any.
+    """
+    if isinstance(stateful, torch.nn.Module):
+        return ModuleGlance(stateful) if asks_as_torch_does(stateful) else None
+    if type(stateful) is NamedOptimizer and stateful.is_asked_plainly():
+        states = stateful.optimizer.state.values()
+        is_all_tensors = all(type(one) is dict for one in states) and all(
+            type(value) is torch.Tensor for one in states for value in one.values()
+        )
+        return OptimizerGlance(stateful) if is_all_tensors else None
+    return RandomGlance(stateful) if type(stateful) is RandomState else None
+
+
+def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:
+    return [*chain.from_iterable(map(dict.values, dicts))]
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Say whether two states of generators are the same numbers."""
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(map(_are_equal, one.values(), other.values()))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Say whether these are the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _of_each(owns: Iterable[dict[str, Any]], *names: str) -> list[Any]:
+    return [*chain.from_iterable(map(itemgetter(*names), owns))]

@@ -1,0 +1,138 @@
+"""Defects of knowing a stateful's state at a glance."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+GLANCES = "resilient/state/glances.py"
+SAME = "tests/unit/state/test_glances.py"
+SPELLED = "tests/unit/state/test_spelling.py"
+
+MUTANTS = [
+    Mutant(
+        "the dicts of a module are not looked for",
+        GLANCES,
+        "_are([*map(vars, self._modules)], owns)",
+        "True",
+        SAME,
+    ),
+    Mutant(
+        "the class of a module is not looked at",
+        GLANCES,
+        "            and _are([*map(type, self._modules)], self._kinds)\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "what a class was given since is passed over",
+        GLANCES,
+        "            and all(map(has_torchs_ways, frozenset(self._kinds)))\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "a hook that came since is passed over",
+        GLANCES,
+        "            and not any(_of_each(owns, *_WAYS))\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "a method that a module was given is passed over",
+        GLANCES,
+        "            and not any(any(map(contains, owns, repeat(name))) for name in ASKED)\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "buffers that are stored from now on are passed over",
+        GLANCES,
+        "            and [*map(itemgetter(_PASSING), owns)] == self._passing\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "the names of what is held are not compared",
+        GLANCES,
+        "            and [*chain.from_iterable(dicts)] == self._keys\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "where one dict ends and the next begins is not compared",
+        GLANCES,
+        "            [*map(len, dicts)] == self._lengths\n            and ",
+        "            ",
+        SAME,
+    ),
+    Mutant(
+        "tensors of the same name are taken for the known ones",
+        GLANCES,
+        "            and _are(_values(dicts), self._values)\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "states of an optimizer in another order are taken for the known ones",
+        GLANCES,
+        "            and _are([*state], self._parameters)\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "another dict of an optimizer's state is not seen",
+        GLANCES,
+        "            and _are([*state.values()], self._dicts)\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "a group that came since is passed over",
+        GLANCES,
+        "            and named.names is self._names\n",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "what lies elsewhere now is taken for what lay there",
+        "resilient/state/recall.py",
+        " and known.is_still_there()",
+        "",
+        SAME,
+    ),
+    Mutant(
+        "what is told of one stateful is told of another",
+        "resilient/state/recall.py",
+        "if look is None or look.stateful is not stateful:",
+        "if look is None:",
+        SAME,
+    ),
+    Mutant(
+        "a tensor in a group is left out",
+        "resilient/state/recall.py",
+        "return None if more else (",
+        "return (",
+        SAME,
+    ),
+    Mutant(
+        "a float is spelled as the int that it equals",
+        "resilient/state/spelling.py",
+        "    if one is other or kind is not type(other):\n        return one is other\n",
+        "    if one is other:\n        return True\n",
+        SPELLED,
+    ),
+    Mutant(
+        "a flag in a list of numbers is one",
+        "resilient/state/spelling.py",
+        "if _INTS.issuperset(map(type, one)) and _INTS.issuperset(map(type, other)):",
+        "if _INTS.issuperset(map(type, one)):",
+        SPELLED,
+    ),
+    Mutant(
+        "the order of keys is not compared",
+        "resilient/state/spelling.py",
+        "[*one] == [*other] and all",
+        "set(one) == set(other) and all",
+        SPELLED,
+    ),
+]
