@@ -210,6 +210,22 @@ def test_a_repository_whose_run_kept_no_events_says_what_it_holds(
     matches(f"{command}-eventless-{form}", call(command, eventless, *more), eventless)
 
 
+def test_watching_what_never_says_that_it_ends_looks_once(eventless, at, call):
+    clock = at(0)
+    clock.then = lambda *_: pytest.fail("it would wait for ever")
+    told = call("status", eventless, "--watch", "--json")
+    assert told.status == 0
+    assert [json.loads(one)["state"] for one in told.stdout.splitlines()] == ["unknown"]
+
+
+def test_watching_waits_for_the_first_event(eventless, run, at, call, tmp_path):
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "agent.jsonl").touch()
+    at(15).then = run
+    told = call("status", eventless, tmp_path, "--watch", "--json")
+    assert [json.loads(one)["state"] for one in told.stdout.splitlines()] == ["unknown", "done"]
+
+
 def test_the_page_of_such_a_repository_shows_its_checkpoints(eventless, call, tmp_path):
     assert call("report", eventless, "-o", tmp_path / "run.html", "--verify").status == 0
     page = (tmp_path / "run.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,6 +104,8 @@ def report(
 def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Interval = 2.0) -> None:
     """Say where a run is: its step, its speed, what is durable, what would be lost now.
 
+    Of a run that keeps no events nobody can tell when it ends: --watch looks at it once.
+
     Example: resilient status runs/mine --watch
     """
     clock, output = SystemClock(), output_of(ctx)
@@ -118,7 +121,7 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
             clear_screen()
         told = standing_stored(kept, moment(now_ms)) if kept else standing(found, now_ms)
         show(told, output)
-        if not watch or _is_over(found):
+        if not watch or _is_over(found) or (kept and not _keeps_events(run)):
             return
         clock.sleep(interval)
 
@@ -137,6 +140,19 @@ def records_of(run: Sequence[Path]) -> list[Record]:
         if len(others) == len(run):
             raise
         return read_records(others)
+
+
+def _keeps_events(run: Sequence[Path]) -> bool:
+    """Say whether any of the folders holds event files.
+
+    Of a run that keeps none nothing ever says that it has ended: who waits for that would wait for
+    ever, so it is looked at once. An event file that is still empty will have more.
+    """
+    for one in run:
+        with suppress(RepositoryNotFound):
+            read_records([one])
+            return True
+    return False
 
 
 def _is_over(found: Account) -> bool:
