@@ -101,7 +101,9 @@ def show(answer: Answer, output: Output) -> None:
     if not answer.is_verbatim:
         answer = _cleared(answer)
     if output.quiet:
-        lines: Iterable[str] = answer.ids
+        # Each is one line, whatever others called it; a text that is the whole answer may be more.
+        is_text = answer.ids == answer.blocks
+        lines: Iterable[str] = answer.ids if is_text else (visible(one, "\t") for one in answer.ids)
     elif output.format is Format.JSON:
         schema = {"schema": f"resilient/{answer.command}@1", "type": answer.kind}
         lines = [_json({**schema, **answer.document})]

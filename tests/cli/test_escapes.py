@@ -119,6 +119,15 @@ AS_IT_IS = {"commands/catting.py": 3, "commands/logs.py": 1}
 """Bytes that are copied, and not text that is said: off a terminal alone."""
 
 
+def test_a_name_with_a_newline_is_one_id(tmp_path, call):
+    for name in ("checkpoint-5", "checkpoint-9\ncheckpoint-5"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text("{}", encoding="utf-8")
+        (tmp_path / name / "model.safetensors").touch()
+    told = call("ckpt", "ls", tmp_path, "-q").stdout.splitlines()
+    assert sorted(told) == [f"{tmp_path}/checkpoint-5", f"{tmp_path}/checkpoint-9\\ncheckpoint-5"]
+
+
 def test_all_text_goes_one_way():
     assert streams.put
     found = {}
