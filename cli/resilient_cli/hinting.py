@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from resilient.showing import quoted
@@ -30,15 +31,36 @@ def another_way(hint: str, given: Sequence[str], code: str) -> str:
     if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
         return f"resilient doctor --repo {quoted(words[3])}" if words[3:] else _explained(code)
     if words[:3] == ["resilient", *said[:2]] and words[3:] and _are_options(words[3:]):
-        # The same command with something more: whatever was typed stays as it was.
-        more = [] if set(words[3:]) <= set(given) else words[3:]
-        return shlex.join(["resilient", *given, *more]) if more else _explained(code)
+        # The same command with something more: whatever else was typed stays as it was.
+        more = words[3:]
+        better = [*_without(given, more), *more]
+        is_same = sorted(better) == sorted(given)
+        return _explained(code) if is_same else shlex.join(["resilient", *better])
     return _explained(code) if words == ["resilient", *given] else hint
 
 
 def _are_options(words: Sequence[str]) -> bool:
     is_plain = all(one.startswith("--") or one.isdigit() for one in words)
     return words[0].startswith("--") and is_plain and "--help" not in words
+
+
+def _without(given: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command line without these options and their values, which stand after it then.
+
+    Args:
+        given: the command line.
+        options: what :func:`_are_options` says are some; a number is the value of what precedes it.
+    """
+    valued = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
+    kept = []
+    rest = iter(given)
+    for word in rest:
+        name, is_joined, _ = word.partition("=")
+        if not name.startswith("--") or name not in valued:
+            kept.append(word)
+        elif valued[name] and not is_joined:
+            next(rest, None)
+    return kept
 
 
 def _explained(code: str) -> str:
