@@ -27,7 +27,7 @@ from resilient.state.stage import stage
 from resilient.state.steady import steady_memory
 from resilient.vault.facts import HoldingEnded
 from resilient.vault.keeper.holder import Holder, holder_for
-from resilient.vault.keeper.holding import SLOTS
+from resilient.vault.keeper.slate import SLOTS
 from resilient.vault.saving.describe import describe
 from resilient.vault.saving.persist import Job
 from resilient.world.agreement import Failure, agree, attempt

@@ -9,6 +9,8 @@ CHOICE = "tests/unit/vault/test_choose_step.py"
 PEEK = "tests/unit/train/test_peeking.py"
 AGAIN = "tests/unit/state/test_known_again.py"
 SEAT = "resilient/vault/keeper/holding.py"
+SLATE = "resilient/vault/keeper/slate.py"
+SLATES = "tests/unit/vault/test_slate.py"
 RECALL = "resilient/state/recall.py"
 
 ASKING = "tests/unit/state/test_asked_state.py"
@@ -81,35 +83,11 @@ MUTANTS = [
         CHOICE,
     ),
     Mutant(
-        "a slot that is overwritten counts as whole",
-        SEAT,
-        "            self._whole.pop(_slot(asked), None)\n",
-        "            pass\n",
-        f"{HELD} -k overwritten",
-    ),
-    Mutant(
-        "what was given up lands all the same",
-        SEAT,
-        "    def _drop(self, _asked: Mapping[str, Any]) -> dict[str, Any]:\n"
-        '        """Forget everything: the rank goes on from something older, on purpose."""\n'
-        "        with self._lock:\n            self._whole.clear()\n",
-        "    def _drop(self, _asked: Mapping[str, Any]) -> dict[str, Any]:\n"
-        '        """Forget everything: the rank goes on from something older, on purpose."""\n',
-        f"{HELD} -k given_up",
-    ),
-    Mutant(
         "a new life does not wait for the ranks of the old one",
         "resilient/vault/keeper/keeper.py",
         "(older := self._holding_before(guest)) or self._is_saving(guest.url)",
         "(older := list[HoldSeat]()) or self._is_saving(guest.url)",
         f"{HELD} -k waited_for",
-    ),
-    Mutant(
-        "what a rank told counts only until it dies",
-        "resilient/vault/keeper/keeper.py",
-        "                with suppress(OSError):\n                    lines.send(answer)\n",
-        "                lines.send(answer)\n",
-        f"{HELD} -k busy_keeper",
     ),
     Mutant(
         "a held step lands before the save that is on its way",
@@ -217,17 +195,116 @@ MUTANTS = [
         AGAIN,
     ),
     Mutant(
-        "a layout that changed is not told",
-        "resilient/vault/keeper/holder.py",
-        "if told.get(one.name, ()) != one.tensors",
-        "if one.name not in told",
-        HELD,
+        "a slot that is overwritten counts as whole",
+        SLATE,
+        "            self._said[:_WORD_BYTES] = _VOID\n",
+        "            pass\n",
+        f"{HELD} -k overwritten",
     ),
     Mutant(
-        "a layout is told for both slots",
+        "what was given up lands all the same",
         "resilient/vault/keeper/holder.py",
-        "told = self._layouts.setdefault(slot, {})",
-        "told = self._layouts.setdefault(0, {})",
+        "        for slate in self._slates:\n            slate.void()\n",
+        "        pass\n",
+        f"{HELD} -k given_up",
+    ),
+    Mutant(
+        "a rank that is still there is believed",
+        SEAT,
+        "        if is_gone:\n",
+        "        if True:\n",
+        f"{HELD} -k not_believed",
+    ),
+    Mutant(
+        "a keeper that is gone is not missed",
+        "resilient/vault/keeper/holder.py",
+        "        self._talk.require_there()\n",
+        "",
+        f"{HELD} -k missed",
+    ),
+    Mutant(
+        "a look waits for the keeper",
+        "resilient/vault/keeper/conversation.py",
+        "if not self._there.poll(0) or ",
+        "if ",
+        "tests/unit/vault/test_conversation.py",
+    ),
+    Mutant(
+        "a step is whole before it is said",
+        SLATE,
+        "        self._said[_HEAD_BYTES:end] = message\n",
+        '        self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")\n'
+        "        self._said[_HEAD_BYTES:end] = message\n",
+        SLATES,
+    ),
+    Mutant(
+        "a message is believed that does not prove itself",
+        SLATE,
+        "    if _proof(message, (hashlib.sha256(one).digest() for one in notes)) != proof:\n",
+        "    if not proof:\n",
+        SLATES,
+    ),
+    Mutant(
+        "notes are not proved",
+        SLATE,
+        'b"".join([*digests, message])',
+        "message",
+        SLATES,
+    ),
+    Mutant(
+        "rows of a ledger are not proved",
+        "resilient/vault/keeper/notes.py",
+        'if (len(rows), segment.head) != (count, said["head"]):',
+        "if len(rows) != count:",
+        SLATES,
+    ),
+    Mutant(
+        "rows go on from those of another segment",
+        SLATE,
+        "            self._of == _beginning(segment)\n            and ",
+        "            ",
+        SLATES,
+    ),
+    Mutant(
+        "rows that became others are not put down again",
+        SLATE,
+        "            and (not count or segment.rows[count - 1] == self._last)\n",
+        "",
+        SLATES,
+    ),
+    Mutant(
+        "all rows are put down at each turn",
+        SLATE,
+        "data = _lines(segment.rows[self._count :])",
+        "self._used, data = 0, _lines(segment.rows)",
+        SLATES,
+    ),
+    Mutant(
+        "a number is taken for an equal one",
+        "resilient/vault/keeper/notes.py",
+        "all(map(is_, compress(values, is_other), others))",
+        "[*compress(values, is_other)] == others",
+        SLATES,
+    ),
+    Mutant(
+        "a layout that changed is not told",
+        SLATE,
+        " or known[name].value != value",
+        "",
+        f"{HELD} {SLATES}",
+    ),
+    Mutant(
+        "a note is put over another",
+        SLATE,
+        "len(note) <= self._known[name].room_bytes",
+        "bool(note)",
+        SLATES,
+    ),
+    Mutant(
+        "both slots say in the same place what they hold",
+        SLATE,
+        'return f"slate/{slot}/{name}"',
+        'return f"slate/{name}"',
         HELD,
     ),
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from keepers import begun, names, resumed_from, resumed_weight, weight
 
 from resilient.checkpointer import About
+from resilient.errors import PeerFailed
 from resilient.format.names import CheckpointId
 from resilient.holding import begin_to_hold
 from resilient.storage.open import open_store
@@ -19,6 +22,7 @@ from resilient.testing.gang import run_gang
 from resilient.vault.registry.catalog import committed
 
 HELD_STORE = Path(__file__).parents[1] / "helpers" / "held"
+HOLDER = Path(__file__).with_name("dying_holder.py")
 SIZE = 300_000
 
 
@@ -89,6 +93,16 @@ def test_a_rank_that_is_still_there_when_a_newer_life_comes_is_not_believed(star
     assert committed(open_store(str(tmp_path / "run"))) == [CheckpointId(1, 1)]
 
 
+def test_a_rank_that_saves_no_more_and_still_holds_is_not_believed(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    checkpointer._persister._talk.close()
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
+    lose(checkpointer, holding)
+    assert committed(open_store(str(tmp_path / "run"))) == [CheckpointId(1, 1)]
+
+
 def test_a_rank_that_leaves_while_a_newer_life_comes_is_waited_for(start, tmp_path):
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
@@ -104,12 +118,37 @@ def test_a_step_counts_that_a_busy_keeper_reads_only_after_its_rank_has_died(sta
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
-    holding._holder._talk.hear()
     keeper.process.send_signal(signal.SIGSTOP)
+    began_seconds = time.monotonic()
     hold(holding, 4)
+    assert time.monotonic() - began_seconds < 1.0, "nobody waits for a keeper"
     lose(checkpointer, holding)
     keeper.process.send_signal(signal.SIGCONT)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 4), 4.0)
+
+
+@pytest.mark.parametrize("times", [1, 40, 400])
+def test_a_rank_that_is_killed_while_it_holds_loses_nothing_that_it_held(start, tmp_path, times):
+    keeper, run = start(), tmp_path / "run"
+    command = [sys.executable, str(HOLDER), str(keeper.path), str(run)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as rank:
+        said = [rank.stdout.readline() for _ in range(times)]
+        rank.kill()
+        held = int([*said, *rank.stdout.read().split()][-1])
+    checkpoint, state, _ = resumed_from(keeper, run)
+    assert checkpoint.step in (held, held + 1)
+    assert set(state["weight"].tolist()) == {float(checkpoint.step)}
+
+
+def test_a_keeper_that_was_killed_is_missed_at_the_next_step(start, tmp_path):
+    keeper = start()
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    keeper.kill()
+    with pytest.raises(PeerFailed, match="the keeper is gone"):
+        hold(holding, 4)
+    lose(checkpointer, holding)
 
 
 def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):

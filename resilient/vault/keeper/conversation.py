@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import time
@@ -23,6 +24,7 @@ _SILENCE_SECONDS_MIN = 2.0
 _SILENT_SHARE = 1 / 3
 _LOOK_SECONDS = 0.5
 _CREDENTIALS = "3i"
+_CLOSED = "it closed the connection"
 
 
 def never() -> float:
@@ -54,6 +56,8 @@ class Conversation:
         self._connection = _unix_socket()
         self._connection.settimeout(SILENCE_SECONDS)
         self._lines = Lines(self._connection)
+        self._there = select.poll()
+        self._there.register(self._connection, select.POLLIN)
         self._unread = 0
         self.is_over = self.is_silent = False
         try:
@@ -103,6 +107,20 @@ class Conversation:
         self.tell(verb, **message)
         return self.hear()
 
+    def require_there(self) -> None:
+        """Look whether the keeper is there, and wait for nothing. One that is stuck is there.
+
+        Raises:
+            PeerFailed: it is gone.
+        """
+        try:
+            # Asked for nothing else: what there is to read is nothing, or the end.
+            if not self._there.poll(0) or self._connection.recv(1, socket.MSG_PEEK):
+                return
+        except OSError as error:
+            raise self._gone(str(error)) from error
+        raise self._gone(_CLOSED)
+
     @property
     def peer_pid(self) -> int:
         """The process that listens at the socket, as this one sees it; 0 if it does not.
@@ -127,7 +145,7 @@ class Conversation:
         except (OSError, BadLine) as error:
             raise self._gone(str(error)) from error
         if answer is None:
-            raise self._gone("it closed the connection")
+            raise self._gone(_CLOSED)
         return answer
 
     def _receive(self) -> dict[str, Any] | None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from resilient.format.ledger import Segment
 
-_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
+NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
+"""What is raised by reading what none of us has written."""
 
 
 def to_json(job: Job, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def from_json(
     """
     try:
         return _job(value, memory_of, rank, within_seconds)
-    except _NONSENSE as error:
+    except NONSENSE as error:
         raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
 
 

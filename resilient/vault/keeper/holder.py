@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from resilient.format.manifest import Receipt
-from resilient.format.names import parse_segment
-from resilient.format.shard import HostFile
 from resilient.vault.keeper.conversation import Conversation
 from resilient.vault.keeper.guest import introduction
-from resilient.vault.keeper.handover import to_json
 from resilient.vault.keeper.leased import Leased
 from resilient.vault.keeper.link import KeeperPersister
+from resilient.vault.keeper.notes import context_of
+from resilient.vault.keeper.slate import SLOTS, Slate, slate_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resilient.format.ledger import Place, Segment
-    from resilient.format.manifest import TensorEntry
+    from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
     from resilient.vault.keeper.guest import KeeperAddress
     from resilient.vault.saving.persist import Job
@@ -28,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Holder:
-    """Says to the keeper which slot holds which step whole. One thread at a time.
+    """Says which slot holds which step whole, in the keeper's memory. One thread at a time.
+
+    The keeper is asked for memory alone: a step that is laid out as the one before costs it
+    nothing, and does not wait for it.
 
     Args:
         address: of the keeper.
@@ -40,27 +37,23 @@ class Holder:
     """
 
     def __init__(self, address: KeeperAddress, board: Address, desk: Desk) -> None:
-        self._rank = desk.world.rank
-        self._context = dict(desk.emit.context)
         self._talk = Conversation(address.path, address.left_seconds)
         self._talk.ask("hold_hello", **introduction(address, desk))
         self._talk.ask("join", board=board.to_json())
         self._leased = Leased(self._talk.ask)
-        self._layouts: dict[int, dict[str, tuple[TensorEntry, ...]]] = {}
-        self._told: Segment | None = None
+        context = context_of(desk.emit.context)
+        self._slates = [Slate(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
     def void(self, slot: int) -> None:
-        """Have the keeper forget what a slot holds, before anything is copied there.
-
-        What was told is in the keeper's socket: it hears of this before it hears of our end.
+        """Say that a slot holds nothing, before anything is copied there.
 
         Crash: the other slot is whole.
 
         Raises:
-            ResilientError: the keeper is gone, or refused what it was told before.
+            ResilientError: the keeper is gone.
         """
-        self._talk.hear()
-        self._talk.tell("void", slot=slot)
+        self._talk.require_there()
+        self._slates[slot].void()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
         """Return shared memory for a file in a slot, mostly the same again.
@@ -73,77 +66,38 @@ class Holder:
     def hold(self, slot: int, job: Job) -> None:
         """Say that a slot holds all bytes of ``job``; nobody begins it before we are gone.
 
-        Crash: the step is held if the keeper hears of it, and then it is whole.
+        Crash: the step is held, or the slot holds nothing.
 
         Raises:
-            ResilientError: the keeper is gone.
+            ResilientError: there is no memory for it.
         """
-        files = tuple(self._with_memory(slot, file) for file in job.files)
-        # What the layouts say is not said again at each step.
-        bare = tuple(HostFile(file.name, file.data) for file in files)
-        said = to_json(replace(job, files=bare, segment=None), self._rank)
-        segment = job.segment
-        before = parse_segment(segment.previous) if segment and segment.previous else None
-        self._talk.tell(
-            "hold",
-            slot=slot,
-            layouts=self._new_layouts(slot, files),
-            checkpoint=job.about.checkpoint.folder,
-            after=before.folder if before else "",
-            job=json.dumps(said),
-            ledger=self._news_of(segment) if segment else None,
-            context=self._context,
-        )
+        for file in job.files:
+            self._bring(slot, file)
+        self._slates[slot].say(job)
 
     def drop(self) -> None:
-        """Have the keeper forget all that is held.
+        """Hold nothing any more.
 
-        Raises:
-            ResilientError: the keeper is gone.
+        Crash: what is held may land.
         """
-        self._talk.ask("drop")
+        for slate in self._slates:
+            slate.void()
 
     def close(self) -> None:
         """Leave; what is held lands if it is newer than what is saved."""
+        self._slates = []
         self._leased.forget()
         self._talk.close()
 
-    def _with_memory(self, slot: int, file: HostFile) -> HostFile:
+    def _bring(self, slot: int, file: HostFile) -> None:
+        """Copy a file to its place if it was not staged there."""
         data = memoryview(file.data)
         memory = self.buffer(slot, file.name, len(data))
         if memory.obj is not data.obj:
             memory[:] = data
-        return HostFile(file.name, memory, file.tensors)
 
-    def _new_layouts(self, slot: int, files: Iterable[HostFile]) -> dict[str, Any]:
-        """Return where the tensors of files lie that are laid out otherwise than last in this slot.
-
-        A file that has some numbers in its header is so at nearly every step; it is small, and
-        the large ones stay as they are.
-        """
-        told = self._layouts.setdefault(slot, {})
-        new = {one.name: one.tensors for one in files if told.get(one.name, ()) != one.tensors}
-        told |= new
-        return {
-            name: Receipt(self._rank, (), tensors, ()).to_json()["tensors"]
-            for name, tensors in new.items()
-        }
-
-    def _news_of(self, segment: Segment) -> dict[str, Any]:
-        """Return a segment as JSON, but for the rows that the keeper knows."""
-        told, self._told = self._told, segment
-        known = len(told.rows) if told is not None and _goes_on(told, segment) else 0
-        return {
-            "run_id": segment.run_id,
-            "previous": segment.previous,
-            "opens": segment.opens,
-            "start": _place(segment.start),
-            "stop": _place(segment.stop),
-            "before": segment.before,
-            "head": segment.head,
-            "from": known,
-            "rows": segment.rows[known:],
-        }
+    def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
+        return self._leased.get(slate_name(slot, name), size_bytes)
 
 
 def holder_for(persister: Persister, desk: Desk) -> Holder | str:
@@ -159,19 +113,3 @@ def holder_for(persister: Persister, desk: Desk) -> Holder | str:
     if persister.address.near_url:
         return "a near tier takes every save"
     return Holder(persister.address, persister.board, desk)
-
-
-def _goes_on(told: Segment, segment: Segment) -> bool:
-    """Say whether the rows of one segment are the first of the other's."""
-    count = len(told.rows)
-    is_same = (told.previous, told.opens, told.start, told.before) == (
-        segment.previous,
-        segment.opens,
-        segment.start,
-        segment.before,
-    )
-    return is_same and count <= len(segment.rows) and told.rows[-1:] == segment.rows[:count][-1:]
-
-
-def _place(place: Place) -> list[int]:
-    return [place.step, place.epoch, place.samples]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import pytest
+from manifests import empty_manifest
 
 from resilient.format.names import CheckpointId
 from resilient.train import ledger as ledger_module
 from resilient.train.ledger import Ledger
-from resilient.vault.keeper.holding import _segment_text, _Whole
+from resilient.vault.keeper.slate import Slate, read_slate
+from resilient.vault.saving.persist import Job
 
 if TYPE_CHECKING:
     from resilient.format.ledger import Segment
@@ -69,22 +72,23 @@ def test_a_rank_that_keeps_no_records_has_none():
     assert Ledger(is_kept=False, ranks=2).peek(AT, "run") is None
 
 
-def test_the_keeper_puts_the_same_segment_together_from_what_it_was_told():
-    ledger = begun()
-    for number in range(1, 4):
+@pytest.mark.parametrize("entries_max", [5, 100])
+def test_the_keeper_puts_the_same_segment_together_from_what_was_said(monkeypatch, entries_max):
+    monkeypatch.setattr(ledger_module, "ENTRIES_MAX", entries_max)
+    memory = {}
+
+    def reserve(name, size_bytes):
+        memory[name] = memoryview(bytearray(size_bytes))
+        return memory[name]
+
+    ledger, slate = begun(), Slate(reserve, "{}")
+    for number in range(1, 10):
         step(ledger, number)
-    peeked = ledger.peek(AT, "run")
-    said = {
-        "run_id": "run",
-        "previous": peeked.previous,
-        "opens": peeked.opens,
-        "start": [0, 0, 0],
-        "stop": [3, 0, 12],
-        "before": 0,
-        "head": peeked.head,
-    }
-    later = [*peeked.rows, '["step",4]']
-    whole = _Whole(AT, "", "", said, later, len(peeked.rows), {})
-    stored = json.loads(_segment_text(whole))
-    assert stored["head"] == ledger.close(AT, "run").head
-    assert len(stored["records"]) == len(peeked.rows)
+        said = ledger.peek(AT, "run")
+        slate.say(Job(empty_manifest(AT), (), (), (), False, "", 0.0, float, segment=said))
+        whole = read_slate(lambda name: memory.get(name, memoryview(b"")))
+        assert whole.segment == said.closed()
+    # Rows that came after the last message are none of its own.
+    step(ledger, 10)
+    slate._rows.put(ledger.peek(AT, "run"))
+    assert read_slate(memory.__getitem__).segment == whole.segment

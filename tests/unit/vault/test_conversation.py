@@ -66,3 +66,17 @@ def test_a_keeper_that_says_nothing_is_given_up(keeper, monkeypatch):
     with pytest.raises(PeerFailed, match="the keeper is gone"):
         talk.ask("wait")
     assert talk.is_silent
+
+
+def test_a_look_waits_for_nothing_and_sees_a_keeper_that_is_gone(keeper):
+    talk = Conversation(keeper(0.5))
+    talk.tell("wait")
+    began_seconds = time.monotonic()
+    talk.require_there()
+    assert time.monotonic() - began_seconds < 0.4
+    assert talk.hear() == {"said": True}
+    time.sleep(0.2)
+    with pytest.raises(PeerFailed, match="it closed the connection"):
+        talk.require_there()
+    assert talk.is_over
+    assert not talk.is_silent

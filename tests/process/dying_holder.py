@@ -1,0 +1,35 @@
+"""Holds one step after the other with a keeper until it is killed: ``KEEPER URL``.
+
+After each it says which. Sizes change, so memory and layouts do.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from keepers import begun, weight
+
+from resilient.checkpointer import About
+from resilient.holding import begin_to_hold
+
+SIZES = (5, 9, 5, 40, 5, 9, 3000)
+
+
+def main() -> None:
+    keeper = SimpleNamespace(path=Path(sys.argv[1]))
+    checkpointer = begun(keeper, sys.argv[2])
+    checkpointer.save(1, weight(1), About())
+    checkpointer.wait()
+    holding = begin_to_hold(checkpointer)
+    for step in range(2, 1_000_000):
+        size = SIZES[step // 100 % len(SIZES)] + step % 3
+        about = About(config={"step": step // 7, "plan": [step]})
+        holding.hold(step, weight(step, size), about, overlap=False)
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
