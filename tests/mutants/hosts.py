@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "a host is accused that does not serve the rendezvous",
         "resilient/agent/nodes/roster.py",
-        "[one for one in there if serving & _addresses_of(one)]",
+        "[one for one in there if found[server] & found[one]]",
         "list(there)",
         MEMBERS,
     ),

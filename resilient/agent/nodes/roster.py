@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch.distributed as dist
 
@@ -14,7 +15,7 @@ from resilient.agent.nodes.silence import RoundStore
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
 # A node that starts again is nowhere for a moment, and what the handler knows is up to 1 s old.
 _NOWHERE_SECONDS = 2.5
 _ANSWER_SECONDS = 1.0
+# A host may have several addresses, and its name has to be resolved.
+_ASKED_SECONDS = 3.0
 _PROBED_AT_ONCE_MAX = 32
 # tcpmux: whoever is there refuses it, or even accepts.
 _PROBED_PORT = 1
 _REGROUPING = "resilient/regrouping"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +166,11 @@ class Roster:
         if own not in self._nodes or not others or self._is_told:
             return
         there, silent = who_answers(others)
-        serving = _addresses_of(_served_at(self._handler))
-        agents = [one for one in there if serving & _addresses_of(one)]
+        server = _served_at(self._handler)
+        found = _addresses_of({server, *others})
+        agents = [one for one in there if found[server] & found[one]]
         # Where nobody answers it may be this host that is cut off.
-        hosts = silent if there else [one for one in silent if serving & _addresses_of(one)]
+        hosts = silent if there else [one for one in silent if found[server] & found[one]]
         if agents or hosts:
             self._is_told = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
@@ -211,12 +217,36 @@ def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
 
     A host that a firewall hides looks like one that is gone.
     """
-    found = sorted(set(addresses))
-    if not found:
-        return [], []
-    with ThreadPool(min(len(found), _PROBED_AT_ONCE_MAX)) as pool:
-        answers = dict(zip(found, pool.map(_answers, found), strict=True))
+    answers = _asked(_answers, addresses, otherwise=lambda _: False)
+    found = sorted(answers)
     return [one for one in found if answers[one]], [one for one in found if not answers[one]]
+
+
+def _asked(
+    question: Callable[[str], T], hosts: Iterable[str], otherwise: Callable[[str], T]
+) -> dict[str, T]:
+    """Ask something of hosts at once, and return what is known by the deadline of each.
+
+    Args:
+        question: may be held by a resolver that does not answer, which nothing can interrupt.
+        hosts: names or addresses.
+        otherwise: the answer for one of whom nothing is known in time.
+    """
+
+    def ask(host: str) -> T:
+        told: list[T] = []
+        thread = threading.Thread(
+            target=lambda: told.append(question(host)), name="ask-host", daemon=True
+        )
+        thread.start()
+        thread.join(_ASKED_SECONDS)
+        return told[0] if told else otherwise(host)
+
+    found = sorted(set(hosts))
+    if not found:
+        return {}
+    with ThreadPool(min(len(found), _PROBED_AT_ONCE_MAX)) as pool:
+        return dict(zip(found, pool.map(ask, found), strict=True))
 
 
 def _answers(address: str) -> bool:
@@ -234,7 +264,12 @@ def _served_at(handler: RendezvousHandler) -> str:
     return str(getattr(getattr(handler, "_store", None), "host", ""))
 
 
-def _addresses_of(host: str) -> set[str]:
+def _addresses_of(hosts: Iterable[str]) -> dict[str, set[str]]:
+    """Return the addresses of hosts; the name of one that none is known of."""
+    return _asked(_resolved, hosts, otherwise=lambda one: {one} - {""})
+
+
+def _resolved(host: str) -> set[str]:
     if not host:
         return set()
     try:

@@ -1,5 +1,7 @@
 """A node notices that the world went on without it."""
 
+import socket
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -281,6 +283,29 @@ def test_where_the_rendezvous_is_silent_its_server_is_gone_and_whoever_does_not_
     first._store = Served("localhost")
     Roster(first, first._store, told.append).tell_silence()
     assert (told[1].agents, told[1].hosts) == ([], ["127.0.0.1"])
+
+
+@pytest.mark.parametrize("is_name", [True, False], ids=["name", "address"])
+def test_a_resolver_that_does_not_answer_holds_nobody(handlers, monkeypatch, is_name):
+    first, _ = handlers
+    told, until_then = [], threading.Event()
+    resolve = socket.getaddrinfo
+
+    def held(host, *more, **options):
+        if not is_name or host == "a-name":
+            until_then.wait(60)
+        return resolve(host, *more, **options)
+
+    monkeypatch.setattr("resilient.agent.nodes.roster._ASKED_SECONDS", 0.3)
+    monkeypatch.setattr(socket, "getaddrinfo", held)
+    first._store = Served("a-name" if is_name else "127.0.0.1")
+    began_seconds = time.monotonic()
+    Roster(first, first._store, told.append).tell_silence()
+    took_seconds = time.monotonic() - began_seconds
+    until_then.set()
+    assert took_seconds < 20
+    # Of a name that leads nowhere it is not known whether it is a node's; an address says it.
+    assert [one.hosts for one in told] == ([] if is_name else [["127.0.0.1"]])
 
 
 def test_where_no_node_serves_the_rendezvous_none_is_accused(handlers):
