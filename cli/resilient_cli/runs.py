@@ -31,12 +31,14 @@ class Run:
         url: where, without secrets.
         checkpoints: newest first; one at least.
         pointers: what it says of them.
+        latest: the names of those that `latest` means, one of each run.
         is_whole: whether all files were listed; else newer checkpoints may lack.
     """
 
     url: str
     checkpoints: Sequence[Kept]
     pointers: Pointers
+    latest: frozenset[str]
     is_whole: bool
 
 
@@ -53,7 +55,10 @@ def run_at(url: str) -> Run | None:
     folder, listing, found = there
     if found:
         pointers = pointed_at(folder, listing, found)
-        return Run(folder.url, found, pointers, listing.is_whole)
+        # Of a list that is cut only a tracker knows the latest: newer ones may lack.
+        newest = referred("latest", found, pointers.latest) if listing.is_whole else []
+        latest = pointers.latest.union(one.name for one in newest)
+        return Run(folder.url, found, pointers, latest, listing.is_whole)
     if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
         raise RepositoryNotFound(
             f"`{folder.url}` is a checkpoint of another tool, and holds no others",

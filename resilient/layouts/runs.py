@@ -46,6 +46,7 @@ class Kept:
         layout: as ``Contents.layout`` mostly is, which is known only when it is read.
         size_bytes: of its files.
         files: how many.
+        changed: when the last of them was written, seconds since 1970; None where nobody tells.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Kept:
     layout: str
     size_bytes: int
     files: int
+    changed: float | None = None
 
     @property
     def folder(self) -> str:
@@ -104,10 +106,11 @@ def checkpoints_of(listing: Listing) -> list[Kept]:
             continue
         if layout != WEIGHTS:
             taken.add(name)
-        found.append(_kept(name, layout, folders[name]))
+        paths = (f"{name}/{one}" for one in folders[name])
+        found.append(_kept(name, layout, folders[name], _last(listing, paths)))
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, taken):
-            found.append(_kept(name, FILE, {name: size_bytes}))
+            found.append(_kept(name, FILE, {name: size_bytes}, _last(listing, [name])))
     by_name = sorted(found, key=lambda one: one.name)
     return sorted(by_name, key=lambda one: one.order, reverse=True)
 
@@ -191,13 +194,18 @@ def _best(folder: Folder, listing: Listing, beside: Iterable[Kept]) -> str:
     return best.replace("\\", "/").rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
 
 
-def _kept(name: str, layout: str, sizes: Mapping[str, int]) -> Kept:
+def _last(listing: Listing, names: Iterable[str]) -> float | None:
+    """Return when the last of some files was written, None where nobody tells."""
+    return max((listing.changed[one] for one in names if one in listing.changed), default=None)
+
+
+def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> Kept:
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
     said = _STEP.findall(base)
     # accelerate counts its saves.
     step = int(said[-1]) if said and layout != "accelerate" else None
     order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
-    return Kept(name, step, order, layout, sum(sizes.values()), len(sizes))
+    return Kept(name, step, order, layout, sum(sizes.values()), len(sizes), changed)
 
 
 def _is_state(name: str) -> bool:

@@ -44,6 +44,7 @@ class Listing:
         sizes: bytes of each file, by its name relative to the folder, with ``/`` between parts.
         outside: symbolic links that lead out of the folder, and what is no plain file; not read.
         kinds: what each of those is.
+        changed: when each file was written last, in seconds since 1970, where that is told.
         is_whole: whether it has no more than is listed.
         is_file: whether it is one file that was named itself.
     """
@@ -53,6 +54,7 @@ class Listing:
     is_whole: bool = True
     is_file: bool = False
     kinds: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, float] = field(default_factory=dict)
 
     def is_there(self, name: str) -> bool:
         """Say whether there is something under a name, be it a file or not."""
@@ -134,26 +136,29 @@ class LocalFolder:
         """Return what is there now."""
         sizes: dict[str, int] = {}
         outside: dict[str, str] = {}
+        changed: dict[str, float] = {}
         entries = iter([self._path.name]) if self._single else _names_below(self._root)
         try:
             for name in entries:
                 if len(sizes) >= FILES_MAX:
-                    return Listing(sizes, tuple(outside), is_whole=False, kinds=outside)
-                size_bytes = self._size(name)
-                if size_bytes is None:
+                    return Listing(
+                        sizes, tuple(outside), is_whole=False, kinds=outside, changed=changed
+                    )
+                found = self._stat(name)
+                if found is None:
                     outside[name] = self._kind(name)
                 else:
-                    sizes[name] = size_bytes
+                    sizes[name], changed[name] = found.st_size, found.st_mtime
         except FileNotFoundError as error:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
         except OSError as error:
             raise self._error("", error) from error
-        return Listing(sizes, tuple(outside), is_file=self._single, kinds=outside)
+        return Listing(sizes, tuple(outside), is_file=self._single, kinds=outside, changed=changed)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
         try:
-            if self._size(name) is None:
+            if self._stat(name) is None:
                 raise KeyNotFound(f"`{name}` is no file inside {self.url}", key=name)
             # A pipe that takes the file's place meanwhile must not hold us.
             handle = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -166,8 +171,8 @@ class LocalFolder:
         except OSError as error:
             raise self._error(name, error) from error
 
-    def _size(self, name: str) -> int | None:
-        """Return the bytes of a plain file inside the root, None of anything else."""
+    def _stat(self, name: str) -> os.stat_result | None:
+        """Return what is told of a plain file inside the root, None of anything else."""
         path = self._root / name
         if not self._single and not _is_inside(self._real, os.path.realpath(path)):
             return None
@@ -177,7 +182,7 @@ class LocalFolder:
             if error.errno in _LEADS_NOWHERE:
                 return None
             raise
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return found if stat.S_ISREG(found.st_mode) else None
 
     def _kind(self, name: str) -> str:
         """Return what it is that is no plain file inside the root; links are not followed."""

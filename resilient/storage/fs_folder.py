@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, KeyNotFound
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _WHOLE_BYTES_MAX = 64 << 20
 """What is held of a file whose server sends no parts of it."""
+_CHANGED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+"""What s3fs, adlfs, the local one, gcsfs, sftp and memory call the moment of the last write."""
 _ONE_FILE_ONLY = ("http", "https")
 
 
@@ -61,7 +64,10 @@ class FsspecFolder:
         sizes = {self._name(path): int(info["size"]) for path, info in files[:FILES_MAX]}
         self._sizes = sizes
         is_file = [path.rstrip("/") for path, _ in files] == [self._root]
-        return Listing(sizes, is_whole=len(files) <= FILES_MAX, is_file=is_file)
+        told = {self._name(path): _changed(info) for path, info in files[:FILES_MAX]}
+        changed = {name: seconds for name, seconds in told.items() if seconds is not None}
+        is_whole = len(files) <= FILES_MAX
+        return Listing(sizes, is_whole=is_whole, is_file=is_file, changed=changed)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
@@ -115,6 +121,20 @@ class FsspecFolder:
                 key=name,
                 hint=f"curl -IL {quoted(self.url)}" if self._protocol in _ONE_FILE_ONLY else "",
             ) from fit_to_show(error)
+
+
+def _changed(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was written, as far as its file system says it and in its own words."""
+    for name in _CHANGED:
+        match info.get(name):
+            case datetime() as at:
+                return at.timestamp() if at.tzinfo else at.replace(tzinfo=UTC).timestamp()
+            case int() | float() as seconds:
+                return float(seconds)
+            case str(text):
+                with suppress(ValueError):
+                    return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 def _given(protocol: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

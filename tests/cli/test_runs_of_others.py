@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import fsspec
 import pytest
+
+from resilient.layouts.runs import Kept, Pointers
+from resilient_cli.runs import Run
+from resilient_cli.views.foreign_run import listed_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -18,7 +25,17 @@ def run(tmp_path):
     folder = Path(shutil.copytree(GOLDEN / "gpt2_all" / "run", tmp_path / "run"))
     for step in (4, 12):
         shutil.copytree(folder / "checkpoint-8", folder / f"checkpoint-{step}")
+    write_at(folder, 12, minute=20)
+    write_at(folder, 8, minute=10)
+    write_at(folder, 4, minute=0)
     return folder
+
+
+def write_at(folder, step, minute):
+    """Let the last file of a checkpoint be of a minute of 2026, and the others be older."""
+    began = datetime(2026, 1, 1, 0, minute, tzinfo=UTC).timestamp()
+    for nth, path in enumerate(sorted((folder / f"checkpoint-{step}").rglob("*"))):
+        os.utime(path, (began - nth, began - nth))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +67,9 @@ def test_of_several_runs_none_is_taken_for_another(run, call):
 def test_a_tracker_says_which_is_the_latest(tmp_path, call, matches):
     for step in (5, 10):
         (tmp_path / "run" / f"global_step{step}").mkdir(parents=True)
-        (tmp_path / "run" / f"global_step{step}" / "mp_rank_00_model_states.pt").touch()
+        states = tmp_path / "run" / f"global_step{step}" / "mp_rank_00_model_states.pt"
+        states.touch()
+        os.utime(states, (step, step))
     pointer = tmp_path / "run" / "latest"
     pointer.write_text("global_step5")
     matches("ls-foreign-tracker", call("ckpt", "ls", tmp_path / "run"), tmp_path)
@@ -107,8 +126,38 @@ def test_of_a_list_that_is_cut_nothing_is_taken_for_the_latest(run, call, monkey
     monkeypatch.setattr("resilient.storage.folder.FILES_MAX", 8)
     told = json.loads(call("ckpt", "ls", run, "--json").stdout)
     assert told["whole"] is False
+    assert not any("latest" in one["notes"] for one in told["checkpoints"])
     assert "newer checkpoints may lack" in call("ckpt", "ls", run).stdout
     assert call("ckpt", "inspect", "latest", run).status == 2
+
+
+def test_a_storage_of_others_tells_when_it_was_written(run, call):
+    place = "memory://foreign-ages"
+    memory = fsspec.filesystem("memory")
+    began = datetime.now(UTC)
+    memory.put(str(run), "/foreign-ages", recursive=True)
+    told = json.loads(call("ckpt", "ls", place, "--json").stdout)["checkpoints"]
+    memory.rm("/foreign-ages", recursive=True)
+    assert [one["notes"] for one in told] == [["latest"], ["best"], []]
+    for one in told:
+        assert abs((datetime.fromisoformat(one["changed"]) - began).total_seconds()) < 300
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (-1.0, None),
+        (1e13, None),
+        (None, None),
+        (float("nan"), None),
+        (253_402_300_799.5, "9999-12-31T23:59:59.500Z"),
+    ],
+)
+def test_a_moment_of_no_calendar_is_not_told(changed, expected):
+    kept = Kept("checkpoint-1", 1, (1,), "hf-trainer", 1, 1, changed)
+    run = Run("/run", [kept], Pointers(frozenset(), frozenset(), {}), frozenset(), is_whole=True)
+    told = listed_run(run, [kept], "2026-01-01T00:00:00.000Z").document["checkpoints"][0]
+    assert told["changed"] == expected
 
 
 def test_where_nothing_is_whoever_looks_for_a_repository_says_so(tmp_path, call):

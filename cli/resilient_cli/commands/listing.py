@@ -60,7 +60,7 @@ def ls(
     Options choose which are shown; what a resume would take, and all sizes, are of all of them.
 
     A folder in which another tool keeps its checkpoints is listed by the names in it, and nothing
-    of them is read: step, size, layout, and what the run points at.
+    of them is read: step, age, size, layout, which `latest` means, and what the run points at.
 
     Example: resilient ckpt ls s3://bucket/run --state damaged
 
@@ -93,7 +93,8 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> Answer | Non
             "of them is read: `--state` and `--tag` choose none of them",
             hint=f"resilient ckpt inspect latest {quoted(found.url)}",
         )
-    return listed_run(found, found.checkpoints[:last]) if found else None
+    now = SystemClock().now_iso()
+    return listed_run(found, found.checkpoints[:last], now) if found else None
 
 
 def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:

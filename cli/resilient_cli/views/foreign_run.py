@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from resilient.showing import quoted
 from resilient_cli.render import Answer, Table, human_size
-from resilient_cli.views.words import NONE, count
+from resilient_cli.views.accounting import moment
+from resilient_cli.views.words import NONE, age, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,15 +15,17 @@ if TYPE_CHECKING:
     from resilient.layouts.runs import Kept
     from resilient_cli.runs import Run
 
+_YEAR_10000_SECONDS = 253_402_300_800
 _CUT = "There are more files than were listed, so newer checkpoints may lack here."
 
 
-def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
+def listed_run(run: Run, shown: Sequence[Kept], now: str) -> Answer:
     """Return the answer of ``ckpt ls`` about a folder of foreign checkpoints.
 
     Args:
         run: all of them.
         shown: those that were asked for.
+        now: ISO 8601, for ages.
     """
     found, place = run.checkpoints, run.url.rstrip("/")
     size_bytes = sum(one.size_bytes for one in found)
@@ -37,6 +40,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
                 "type": "foreign_checkpoint_name",
                 "name": one.name,
                 "step": one.step,
+                "changed": _changed(one),
                 "layout": one.layout,
                 "size_bytes": one.size_bytes,
                 "files": one.files,
@@ -48,6 +52,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
     rows = tuple(
         (
             NONE if one.step is None else str(one.step),
+            age(_changed(one) or "", now),
             human_size(one.size_bytes),
             str(one.files),
             one.layout,
@@ -58,7 +63,7 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
     )
     hidden = len(found) - len(shown)
     blocks: tuple[Table | str, ...] = (
-        Table(("STEP", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
+        Table(("STEP", "AGE", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
         *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
         f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
         *([] if run.is_whole else [_CUT]),
@@ -70,7 +75,16 @@ def listed_run(run: Run, shown: Sequence[Kept]) -> Answer:
     return Answer("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
 
 
+def _changed(one: Kept) -> str | None:
+    """Return when the last file of a checkpoint was written, None where nobody tells.
+
+    Anybody can set it to what no calendar knows.
+    """
+    is_told = one.changed is not None and 0 <= one.changed < _YEAR_10000_SECONDS
+    return moment(int(1000 * (one.changed or 0))) if is_told else None
+
+
 def _notes(run: Run, one: Kept) -> list[str]:
     """Return what the run says of a checkpoint."""
-    named = (("latest", run.pointers.latest), ("best", run.pointers.best))
+    named = (("latest", run.latest), ("best", run.pointers.best))
     return [word for word, names in named if one.name in names]
