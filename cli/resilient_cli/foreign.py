@@ -114,10 +114,15 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
     sibling = _sibling(url) if is_wanted else ""
     if is_helpless:
         verdict = judge(contents, folder.url, sibling)
-    if verdict.answer == "no" and not verdict.command:
+    if verdict.answer == "no" and not verdict.command and not _is_saved_so(contents):
         # It says what can be mended, and of the rest what is whole.
         verdict = replace(verdict, command=f"resilient ckpt repair {quoted(folder.url)}")
     return Looked(folder.url, contents, verdict, listing, sibling, read_bytes)
+
+
+def _is_saved_so(contents: Contents) -> bool:
+    """Say whether all that stops it was saved like that: a repair mends and salvages none of it."""
+    return all(one.cure is Cure.EARLIER for one in contents.problems if one.is_fatal)
 
 
 def opened(url: str) -> tuple[Folder, Listing, Contents] | None:

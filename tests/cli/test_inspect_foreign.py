@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -50,6 +52,21 @@ def test_a_broken_one_points_to_one_beside_it(run, call):
     answer = json.loads(outcome.stdout)["resumable"]
     assert (outcome.status, answer["answer"]) == (1, "no")
     assert answer["command"] == f"resilient ckpt inspect {run / 'checkpoint-8'}"
+
+
+@pytest.mark.parametrize("is_hurt", [False, True], ids=["saved-so", "hurt-too"])
+def test_no_repair_is_named_where_it_mends_nothing(run, call, is_hurt):
+    weights = run / "checkpoint-8" / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(one for one in sorted(tensors) if tensors[one].dtype == np.float32)
+    tensors[name].flat[0] = np.nan
+    save_file(tensors, weights, metadata={"format": "pt"})
+    if is_hurt:
+        (run / "checkpoint-8" / "trainer_state.json").unlink()
+    told = call("ckpt", "verify", run / "checkpoint-8")
+    assert told.status == 1
+    assert (f"ckpt repair {run / 'checkpoint-8'}" in told.stdout) == is_hurt
+    assert "none: it was saved like that, so a step before is what can be" in told.stdout
 
 
 def test_verify_reads_every_byte_of_it(run, call, matches):
