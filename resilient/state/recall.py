@@ -181,10 +181,20 @@ class _Known:
 
     def is_like(self, walk: _Walk) -> bool:
         """Say whether the walk saw the same memory in the same places, under the same eyes."""
-        return walk.places == self._places and self._is_memory_of(walk.seen)
+        if walk.places != self._places or not self._is_memory_of(walk.seen):
+            return False
+        try:
+            # What counts changes of the one must count those of the other.
+            return [*map(_changes, walk.seen)] == [*map(_changes, self._seen)]
+        except RuntimeError:
+            # One counts no changes.
+            return False
 
     def is_still_there(self) -> bool:
-        """Say whether the very tensors that the walk saw are still the same memory."""
+        """Say whether the very tensors that the walk saw are still the same memory.
+
+        Their changes are counted as they were: to give a tensor other memory leaves its counter.
+        """
         return self._is_memory_of(self._live)
 
     def _is_memory_of(self, live: Sequence[torch.Tensor]) -> bool:
@@ -192,11 +202,9 @@ class _Known:
             return False
         try:
             # The same storage, offset, shape and strides, and neither conjugated nor negated.
-            is_same = all(map(torch.Tensor.is_set_to, live, self._seen))
-            # What counts changes of the one must count those of the other.
-            return is_same and [*map(_changes, live)] == [*map(_changes, self._seen)]
+            return all(map(torch.Tensor.is_set_to, live, self._seen))
         except RuntimeError:
-            # One has no storage, or counts no changes.
+            # One has no storage.
             return False
 
 

@@ -113,7 +113,7 @@ MUTANTS = [
     Mutant(
         "keys and kinds of containers are taken for the known ones",
         RECALL,
-        "walk.places == self._places and ",
+        "walk.places != self._places or ",
         "",
         AGAIN,
     ),
@@ -141,8 +141,8 @@ MUTANTS = [
     Mutant(
         "changes are counted by a tensor that training no longer has",
         RECALL,
-        "[*map(_changes, live)] == [*map(_changes, self._seen)]",
-        "len(live) == len(self._seen)",
+        "[*map(_changes, walk.seen)] == [*map(_changes, self._seen)]",
+        "len(walk.seen) == len(self._seen)",
         AGAIN,
     ),
     Mutant(

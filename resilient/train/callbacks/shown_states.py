@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from resilient.train.callbacks.exporting import exports_state
 
@@ -25,9 +26,18 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
 def _shown(callback: Any) -> dict[str, Any]:
     if exports_state(callback):
         return {name: _plain(one) for name, one in callback.state().items()}
-    names = inspect.signature(type(callback).__init__).parameters
-    made = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+    made = {
+        name: getattr(callback, name)
+        for name in _names_of(cast("Any", type(callback)))
+        if hasattr(callback, name)
+    }
     return {"args": _plain(made), "attributes": _plain(callback.state_dict())}
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """Return what a callback of this class is made with."""
+    return tuple(inspect.signature(kind.__init__).parameters)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

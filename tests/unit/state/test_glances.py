@@ -303,3 +303,15 @@ def test_what_differs_each_time_is_not_looked_at_for_ever():
         torch.rand(1)
         assert answer(recall.take_apart("part", generators)) == anew(generators)
     assert "part" not in recall._looks
+
+
+def test_changes_are_counted_though_a_tensor_was_given_other_memory_and_its_own_again():
+    """What is known at a glance counts changes by an alias, made when the tensor was first seen."""
+    weight = nn.Parameter(torch.ones(3))
+    alias, memory = weight.detach(), weight.data
+    weight.data = torch.zeros(3)
+    weight.data = memory
+    assert weight.is_set_to(alias)
+    with torch.no_grad():
+        weight.add_(1)
+    assert alias._version == weight._version
