@@ -96,8 +96,8 @@ class Holding:
             self._turns += 1
             self._holder.void(slot)
             about = about.closing(CheckpointId(life.number, step), life)
-            steady = steady_memory(parts) if overlap else ()
             snapshot = capture(step, parts, desk.world.rank, self._recall)
+            steady = steady_memory(parts) if overlap else ()
             staged = stage(snapshot, desk.world, self._arenas[slot], steady)
             job = Job(
                 about=describe(desk, life, step, about, ()),

@@ -82,8 +82,8 @@ class _Plan:
         picks = ((one.name, None if box.is_whole(one.shape) else box) for one, box in boxes)
         return cls(draft.name, draft.layout, draft.entries, tuple(picks))
 
-    def saying(self, text: str) -> _Plan | None:
-        """Return the plan with other values in the header; None if that moves the tensors.
+    def saying(self, text: str) -> _Plan:
+        """Return the plan with other values in the header, which may move all tensors alike.
 
         Args:
             text: of the values of a part that a rank has for itself.
@@ -93,7 +93,11 @@ class _Plan:
             for one in self.entries
         ]
         layout = lay_out(slots, {"state": text})
-        return replace(self, layout=layout) if layout.starts == self.layout.starts else None
+        moved_bytes = layout.size_bytes - self.layout.size_bytes
+        if not moved_bytes:
+            return replace(self, layout=layout)
+        entries = tuple(_moved(one, moved_bytes) for one in self.entries)
+        return replace(self, layout=layout, entries=entries)
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> Draft:
         """Return the file of this save."""
@@ -156,9 +160,14 @@ class Drafts:
         if plan is None or before != shapes:
             plan = _Plan.like(_own(part, name, text := text_of(part.tree)))
         elif not is_spelled_alike(tree, part.tree):
-            plan = plan.saying(text := text_of(part.tree)) or _Plan.like(_own(part, name, text))
+            plan = plan.saying(text := text_of(part.tree))
         self._own[name] = (part.tree, text, shapes, plan)
         return plan.of(part.tensors)
+
+
+def _moved(entry: TensorEntry, moved_bytes: int) -> TensorEntry:
+    (region,) = entry.regions
+    return replace(entry, regions=(replace(region, start=region.start + moved_bytes),))
 
 
 def _shapes_of(part: CapturedPart) -> _Shapes:

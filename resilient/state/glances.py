@@ -20,12 +20,16 @@ from resilient.state.optimizer import NamedOptimizer
 from resilient.state.rng import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 # What torch asks of a module, by the names that it has in the module itself.
 _WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _PASSING = "_non_persistent_buffers_set"
+# The generators whose states are numbers in a tree.
+_NUMBERS = ("python", "numpy")
+# NumPy's and torch's; devices have more.
+_RANDOM_TENSORS = 2
 
 
 class Glance(Protocol):
@@ -113,21 +117,29 @@ class OptimizerGlance:
 
 
 class RandomGlance:
-    """Of the random generators of this process, by what they say.
+    """Of the random generators of this process, where no device has one.
+
+    torch's draws at nearly every step, and its state is a tensor: that is copied to where it was.
 
     Args:
         generators: they were asked just now.
+        cpu: a copy of torch's state, which nobody else changes.
     """
 
     is_by_value = True
 
-    def __init__(self, generators: RandomState) -> None:
+    def __init__(self, generators: RandomState, cpu: torch.Tensor) -> None:
         self._generators = generators
         self._said = generators.state_dict()
+        self._cpu = cpu
 
     def is_same(self) -> bool:
-        """Say whether nobody has drawn since, from any of them."""
-        return _are_equal(self._generators.state_dict(), self._said)
+        """Say whether nobody has drawn from the others, and bring torch's state up to date."""
+        now, said = self._generators.state_dict(), self._said
+        if [*now] != [*said] or any(not _are_equal(now[one], said[one]) for one in _NUMBERS):
+            return False
+        self._cpu.copy_(now["cpu"])
+        return True
 
     def rest(self) -> None:
         """There is nothing else."""
@@ -154,13 +166,14 @@ class _Content:
         )
 
 
-def glance_at(stateful: Any) -> Glance | None:
+def glance_at(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> Glance | None:
     """Return what a stateful has now, if that can be seen without asking it.
 
     Crash: nothing was stored.
 
     Args:
         stateful: any.
+        tensors: what it has just said, by name.
     """
     if isinstance(stateful, torch.nn.Module):
         return ModuleGlance(stateful) if asks_as_torch_does(stateful) else None
@@ -170,7 +183,9 @@ def glance_at(stateful: Any) -> Glance | None:
             type(value) is torch.Tensor for one in states for value in one.values()
         )
         return OptimizerGlance(stateful) if is_all_tensors else None
-    return RandomGlance(stateful) if type(stateful) is RandomState else None
+    cpu = [one for name, one in tensors.items() if name.endswith("/cpu")]
+    is_random = type(stateful) is RandomState and len(tensors) == _RANDOM_TENSORS
+    return RandomGlance(stateful, cpu[0]) if is_random and cpu else None
 
 
 def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:
@@ -181,10 +196,6 @@ def _are_equal(one: Any, other: Any) -> bool:
     """Say whether two states of generators are the same numbers."""
     if isinstance(one, dict):
         return [*one] == [*other] and all(map(_are_equal, one.values(), other.values()))
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 

@@ -79,7 +79,7 @@ class Recall:
         if same is not None:
             return same
         tree, tensors = self.flatten(part, state_of(stateful))
-        glance = glance_at(stateful) if part not in self._restless else None
+        glance = glance_at(stateful, tensors) if part not in self._restless else None
         if glance is not None and (glance.is_by_value or isinstance(tensors, Kept)):
             kept = tensors if isinstance(tensors, Kept) else Kept(tensors)
             constant = Constant(tree if glance.rest() is None else tree["state"])

@@ -37,7 +37,7 @@ from resilient.train.parallel import strategy_for
 from resilient.train.passes import pipeline_for
 from resilient.train.reduction.leaves import sampler_for, seats_of
 from resilient.train.reduction.passes import REDUCTION, passes_for
-from resilient.train.run import Run, about_run
+from resilient.train.run import Run, Teller
 from resilient.train.schedules.state import ScheduleState
 from resilient.train.session import place_of
 from resilient.world.gang import say_farewell
@@ -131,11 +131,12 @@ def _saver_for(
     """Return what saves the parts. Collective."""
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
+    teller = Teller(strategy.name)
     return HoldingSaver(
         into,
         parts,
         # How data is cut may change in the middle of a run.
-        about=lambda: about_run(hooks.args, sampler.cursor, deal_of(hooks), strategy.name),
+        about=lambda: teller.about(hooks.args, sampler.cursor, deal_of(hooks)),
         best=best,
         state=state,
         args=hooks.args,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ import torch
 from resilient.checkpointer import About
 from resilient.errors import Preempted, ResilientError
 from resilient.strategies.detour import detour_of
+from resilient.train.arguments.arguments import open_names
+from resilient.train.copied import CopiedAgain
 from resilient.train.data.drawing import draw_for_epoch
 from resilient.train.data.streams import StreamLoader
 from resilient.train.leaving import Tier
@@ -292,13 +294,25 @@ class Run:
         self.saver.mind(episodes.read(self.saver.step, losses), is_broken=episodes.is_broken)
 
 
-def about_run(args: TrainingArguments, cursor: Cursor, deal: Deal, strategy: str) -> About:
-    """Return what a checkpoint of this run says of itself."""
-    data = {
-        "epoch": cursor.epoch,
-        "samples": cursor.samples,
-        "seed": cursor.seed,
-        "dataset_size": cursor.size,
-        "global_batch": deal.round_samples * args.gradient_accumulation_steps,
-    }
-    return About(config=args.to_dict(), data=data, strategy=strategy)
+class Teller:
+    """Says of a run what its checkpoints say, at each step that is saved or held.
+
+    Args:
+        strategy: the name of how the model is parallel.
+    """
+
+    def __init__(self, strategy: str) -> None:
+        self._strategy = strategy
+        self._config = CopiedAgain()
+
+    def about(self, args: TrainingArguments, cursor: Cursor, deal: Deal) -> About:
+        """Return what a checkpoint says that is made now."""
+        data = {
+            "epoch": cursor.epoch,
+            "samples": cursor.samples,
+            "seed": cursor.seed,
+            "dataset_size": cursor.size,
+            "global_batch": deal.round_samples * args.gradient_accumulation_steps,
+        }
+        config = self._config.of(args, open_names(cast("Any", type(args))))
+        return About(config=config, data=data, strategy=self._strategy)

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 GLANCES = "resilient/state/glances.py"
 SAME = "tests/unit/state/test_glances.py"
+AGAIN = "tests/unit/state/test_known_again.py"
+COPIED = "tests/unit/train/test_copied.py"
 SPELLED = "tests/unit/state/test_spelling.py"
 
 MUTANTS = [
@@ -92,6 +94,41 @@ MUTANTS = [
         "            and named.names is self._names\n",
         "",
         SAME,
+    ),
+    Mutant(
+        "what torch has drawn is forgotten",
+        GLANCES,
+        '        self._cpu.copy_(now["cpu"])\n',
+        "",
+        SAME,
+    ),
+    Mutant(
+        "what the other generators have drawn is forgotten",
+        GLANCES,
+        '_NUMBERS = ("python", "numpy")',
+        '_NUMBERS = ("python",)',
+        SAME,
+    ),
+    Mutant(
+        "tensors behind a longer header are looked for where they were",
+        "resilient/state/drafts.py",
+        "        if not moved_bytes:\n",
+        "        if True:\n",
+        AGAIN,
+    ),
+    Mutant(
+        "what was changed inside of an argument is not told",
+        "resilient/train/copied.py",
+        "repr(_copy(values[at])) == text for at, text in self._inside",
+        "True for _ in self._inside",
+        COPIED,
+    ),
+    Mutant(
+        "an argument that was changed is not told",
+        "resilient/train/copied.py",
+        "all(map(is_, values, self._values)) and ",
+        "",
+        COPIED,
     ),
     Mutant(
         "what lies elsewhere now is taken for what lay there",

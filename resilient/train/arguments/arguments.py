@@ -154,7 +154,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         Checkpoints, loggers and events take a run's configuration from here, and credentials
         must reach none of them.
         """
-        return copied(self, _open_to_all(type(self)))
+        return copied(self, open_names(cast("Any", type(self))))
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
         """Return the fields as plain values, as trackers take them; all else becomes text."""
@@ -170,8 +170,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
 
 @cache
-def _open_to_all(kind: type[TrainingArguments]) -> tuple[str, ...]:
-    """Return the names of the fields that are not secret."""
+def open_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of a class of arguments' fields that are not secret."""
     return tuple(one.name for one in fields(kind) if not one.metadata.get("is_secret"))
 
 

@@ -244,7 +244,18 @@ def a_number_of_torch(_):
     torch.rand(1)
 
 
-RANDOM = [a_number_of_python, a_number_of_numpy, a_normal_number_of_numpy, a_number_of_torch]
+def a_number_of_each(_):
+    for draw in (a_number_of_torch, a_number_of_python, a_number_of_numpy):
+        draw(None)
+
+
+RANDOM = [
+    a_number_of_each,
+    a_number_of_python,
+    a_number_of_numpy,
+    a_normal_number_of_numpy,
+    a_number_of_torch,
+]
 
 
 @pytest.mark.parametrize(
@@ -300,9 +311,17 @@ def test_another_stateful_under_the_name_is_asked():
 def test_what_differs_each_time_is_not_looked_at_for_ever():
     recall, generators = Recall(), RandomState()
     for _ in range(4):
-        torch.rand(1)
+        random.getrandbits(8)
         assert answer(recall.take_apart("part", generators)) == anew(generators)
     assert "part" not in recall._looks
+
+
+def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
+    recall, generators = Recall(), RandomState()
+    for _ in range(4):
+        torch.rand(1)
+        assert answer(recall.take_apart("part", generators)) == anew(generators)
+    assert recall._looks["part"].has_proved
 
 
 def test_changes_are_counted_though_a_tensor_was_given_other_memory_and_its_own_again():
