@@ -135,7 +135,6 @@ def _saver_for(
     return HoldingSaver(
         into,
         parts,
-        # How data is cut may change in the middle of a run.
         about=lambda: teller.about(hooks.args, sampler.cursor, deal_of(hooks)),
         best=best,
         state=state,
