@@ -1,11 +1,12 @@
 """Know a part's tensors again: the same memory as when it was captured last, named the same.
 
 A held step is captured at each step, and mostly nothing is new but the numbers. What a part is
-made of is asked of it each time; then every key, the kind of every container and the place of
-every tensor among them are compared with the last time, and so is each tensor: its storage, offset,
-shape, strides and dtype. Only if all of that is the same are the tensors the same *object*,
-:class:`Kept`, and what was derived from them holds. Whatever else is there is taken apart anew, so
-nothing depends on what is remembered here but the time that it takes.
+made of is asked of it each time, or seen at a glance (:mod:`~resilient.state.glances`); every key,
+the kind of every container and the place of every tensor among them are compared with the last
+time, and so is each tensor: its storage, offset, shape, strides and dtype. Only if all of that is
+the same are the tensors the same *object*, :class:`Kept`, and what was derived from them holds.
+Whatever else is there is taken apart anew, so nothing depends on what is remembered here but the
+time that it takes.
 """
 
 from __future__ import annotations
