@@ -24,7 +24,7 @@ from resilient.state.arena import Arena
 from resilient.state.capture import capture
 from resilient.state.recall import Recall
 from resilient.state.stage import stage
-from resilient.state.steady import steady_memory
+from resilient.state.steady import state_memory, steady_memory
 from resilient.vault.facts import HoldingEnded
 from resilient.vault.keeper.holder import Holder, holder_for
 from resilient.vault.keeper.slate import SLOTS
@@ -98,7 +98,8 @@ class Holding:
             about = about.closing(CheckpointId(life.number, step), life)
             snapshot = capture(step, parts, desk.world.rank, self._recall)
             steady = steady_memory(parts) if overlap else ()
-            staged = stage(snapshot, desk.world, self._arenas[slot], steady)
+            small = state_memory(parts) if overlap else ()
+            staged = stage(snapshot, desk.world, self._arenas[slot], steady, small)
             job = Job(
                 about=describe(desk, life, step, about, ()),
                 files=staged.files,

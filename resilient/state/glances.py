@@ -8,6 +8,7 @@ containers, their keys and what lies in them. Whether a tensor still lies where 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import chain, repeat
 from operator import contains, is_, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _PASSING = "_non_persistent_buffers_set"
+_DICTS = frozenset({dict, OrderedDict})
 # The generators whose states are numbers in a tree.
 _NUMBERS = ("python", "numpy")
 # NumPy's and torch's; devices have more.
@@ -52,13 +54,13 @@ class ModuleGlance:
     """Of a module, all of which does as ``torch.nn.Module`` does.
 
     Args:
-        module: it was asked just now.
+        modules: itself and all within it, which were asked just now.
     """
 
     is_by_value = False
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._modules = [*module.modules()]
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._modules = modules
         self._kinds = [*map(type, self._modules)]
         self._owns = [*map(vars, self._modules)]
         self._dicts = _of_each(self._owns, *_HELD)
@@ -122,15 +124,16 @@ class RandomGlance:
     torch's draws at nearly every step, and its state is a tensor: that is copied to where it was.
 
     Args:
-        generators: they were asked just now.
+        generators: of the process.
+        said: what they have just said.
         cpu: a copy of torch's state, which nobody else changes.
     """
 
     is_by_value = True
 
-    def __init__(self, generators: RandomState, cpu: torch.Tensor) -> None:
+    def __init__(self, generators: RandomState, said: Mapping[str, Any], cpu: torch.Tensor) -> None:
         self._generators = generators
-        self._said = generators.state_dict()
+        self._said = said
         self._cpu = cpu
 
     def is_same(self) -> bool:
@@ -166,17 +169,21 @@ class _Content:
         )
 
 
-def glance_at(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> Glance | None:
+def glance_at(
+    stateful: Any, said: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Glance | None:
     """Return what a stateful has now, if that can be seen without asking it.
 
     Crash: nothing was stored.
 
     Args:
         stateful: any.
-        tensors: what it has just said, by name.
+        said: what it has just said.
+        tensors: those in that, by name.
     """
     if isinstance(stateful, torch.nn.Module):
-        return ModuleGlance(stateful) if asks_as_torch_does(stateful) else None
+        modules = _within(stateful) if asks_as_torch_does(stateful) else []
+        return ModuleGlance(modules) if modules else None
     if type(stateful) is NamedOptimizer and stateful.is_asked_plainly():
         states = stateful.optimizer.state.values()
         is_all_tensors = all(type(one) is dict for one in states) and all(
@@ -185,7 +192,23 @@ def glance_at(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> Glance | No
         return OptimizerGlance(stateful) if is_all_tensors else None
     cpu = [one for name, one in tensors.items() if name.endswith("/cpu")]
     is_random = type(stateful) is RandomState and len(tensors) == _RANDOM_TENSORS
-    return RandomGlance(stateful, cpu[0]) if is_random and cpu else None
+    return RandomGlance(stateful, said, cpu[0]) if is_random and cpu else None
+
+
+def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all within it, each once; none if one keeps them in a way of its own."""
+    found: dict[int, torch.nn.Module] = {}
+    left = [module]
+    while left:
+        one = left.pop()
+        own = vars(one)
+        if not _DICTS.issuperset(type(own[name]) for name in _HELD):
+            return []
+        if id(one) not in found:
+            found[id(one)] = one
+            inner = [each for each in own["_modules"].values() if each is not None]
+            left += reversed(inner)
+    return [*found.values()]
 
 
 def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:

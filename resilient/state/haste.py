@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from resilient.state.copying import Copy, HostCopies
-from resilient.state.steady import address_of
+from resilient.state.steady import may_wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ class Split:
 
     Attributes:
         steady: addresses of the storages that can wait.
+        small: of those of them that can wait however small a tensor in them is.
         waiting: copies within host memory that can wait, some together.
         on_device: copies from a device that can wait.
         sources: what cannot wait.
@@ -32,26 +33,33 @@ class Split:
     """
 
     steady: Collection[int]
+    small: Collection[int]
     waiting: list[HostCopies]
     on_device: list[Copy]
     sources: list[torch.Tensor]
     targets: list[torch.Tensor]
 
     @classmethod
-    def of(cls, file: Draft, into: Sequence[torch.Tensor], steady: Collection[int]) -> Split:
+    def of(
+        cls,
+        file: Draft,
+        into: Sequence[torch.Tensor],
+        steady: Collection[int],
+        small: Collection[int],
+    ) -> Split:
         """Return the copies of a file, those that wait for what is ``steady``."""
         waiting: list[Copy] = []
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for entry, source, target in zip(file.entries, file.sources, into, strict=True):
-            if address_of(source) in steady:
+            if may_wait(source, steady, small):
                 waiting.append(Copy(entry.name, source, target))
             else:
                 sources.append(source)
                 targets.append(target)
         together = [*map(HostCopies, _together(one for one in waiting if not one.source.is_cuda))]
         on_device = [one for one in waiting if one.source.is_cuda]
-        return cls(steady, together, on_device, sources, targets)
+        return cls(steady, small, together, on_device, sources, targets)
 
 
 def _together(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
@@ -74,17 +82,24 @@ class Splits:
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Draft, Split] = WeakKeyDictionary()
 
-    def of(self, file: Draft, into: Sequence[torch.Tensor], steady: Collection[int]) -> Split:
+    def of(
+        self,
+        file: Draft,
+        into: Sequence[torch.Tensor],
+        steady: Collection[int],
+        small: Collection[int] = frozenset(),
+    ) -> Split:
         """Return the copies of a file; none of those made before is under way.
 
         Args:
             file: what is staged.
             into: where its sources go; the same memory until ``forget`` is called.
             steady: addresses of storages that nobody changes for a while.
+            small: of those of them that wait however small a tensor in them is.
         """
         known = self._known.get(file)
-        if known is None or known.steady != steady:
-            known = self._known[file] = Split.of(file, into, steady)
+        if known is None or (known.steady, known.small) != (steady, small):
+            known = self._known[file] = Split.of(file, into, steady, small)
             return known
         for one in known.waiting:
             one.renew()

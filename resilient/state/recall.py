@@ -79,13 +79,23 @@ class Recall:
         same = self._at_a_glance(part, stateful)
         if same is not None:
             return same
-        tree, tensors = self.flatten(part, state_of(stateful))
-        glance = glance_at(stateful, tensors) if part not in self._restless else None
+        said = state_of(stateful)
+        tree, tensors = self.flatten(part, said)
+        glance = glance_at(stateful, said, tensors) if part not in self._restless else None
         if glance is not None and (glance.is_by_value or isinstance(tensors, Kept)):
-            kept = tensors if isinstance(tensors, Kept) else Kept(tensors)
-            constant = Constant(tree if glance.rest() is None else tree["state"])
-            self._looks[part] = _Look(stateful, glance, constant, kept)
+            self._remember(part, stateful, glance, tree, tensors)
         return tree, tensors
+
+    def _remember(
+        self, part: str, stateful: Any, glance: Glance, tree: Any, tensors: Tensors
+    ) -> None:
+        rest = glance.rest()
+        if rest is not None and flatten(part, rest)[1]:
+            # What is asked each time shall not be among what is kept.
+            return
+        kept = tensors if isinstance(tensors, Kept) else Kept(tensors)
+        constant = Constant(tree if rest is None else tree["state"])
+        self._looks[part] = _Look(stateful, glance, constant, kept)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
         """Return what ``take_apart`` does if nothing is new but numbers; None if more may be."""
@@ -136,6 +146,7 @@ class Recall:
                 self._strange.add(part)
                 return tree, tensors
             known = _Known(walk, tree, Kept(tensors))
+        known.live = walk.seen
         self._known[part] = known
         return tree, known.tensors
 
@@ -169,43 +180,37 @@ class _Known:
 
     Attributes:
         tensors: by name.
+        live: the objects that training has of them, as the last walk saw them.
         constants: what stands in the tree for each group of tensors that the walk saw.
     """
+
+    live: Sequence[torch.Tensor]
 
     def __init__(self, walk: _Walk, tree: Any, tensors: Kept) -> None:
         self.tensors = tensors
         self.constants = tuple(map(Constant, _constants(tree)))
         self._places = walk.places
-        self._live = walk.seen
         self._seen = [tensors[name] for one in self.constants for name in _names(one)]
         self._dtypes = [*map(_dtype, self._seen)]
 
     def is_like(self, walk: _Walk) -> bool:
         """Say whether the walk saw the same memory in the same places, under the same eyes."""
-        if walk.places != self._places or not self._is_memory_of(walk.seen):
-            return False
-        try:
-            # What counts changes of the one must count those of the other.
-            return [*map(_changes, walk.seen)] == [*map(_changes, self._seen)]
-        except RuntimeError:
-            # One counts no changes.
-            return False
+        return walk.places == self._places and self._is_memory_of(walk.seen)
 
     def is_still_there(self) -> bool:
-        """Say whether the very tensors that the walk saw are still the same memory.
-
-        Their changes are counted as they were: to give a tensor other memory leaves its counter.
-        """
-        return self._is_memory_of(self._live)
+        """Say whether the very tensors that the last walk saw are still the same memory."""
+        return self._is_memory_of(self.live)
 
     def _is_memory_of(self, live: Sequence[torch.Tensor]) -> bool:
         if [*map(_dtype, live)] != self._dtypes:
             return False
         try:
             # The same storage, offset, shape and strides, and neither conjugated nor negated.
-            return all(map(torch.Tensor.is_set_to, live, self._seen))
+            is_same = all(map(torch.Tensor.is_set_to, live, self._seen))
+            # What counts changes of the one must count those of the other.
+            return is_same and [*map(_changes, live)] == [*map(_changes, self._seen)]
         except RuntimeError:
-            # One has no storage.
+            # One has no storage, or counts no changes.
             return False
 
 

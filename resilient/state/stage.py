@@ -51,7 +51,11 @@ class Staged:
 
 
 def stage(
-    snapshot: Snapshot, world: World, arena: Arena, steady: Collection[int] = frozenset()
+    snapshot: Snapshot,
+    world: World,
+    arena: Arena,
+    steady: Collection[int] = frozenset(),
+    small: Collection[int] = frozenset(),
 ) -> Staged:
     """Copy this rank's share of a snapshot into host memory.
 
@@ -68,6 +72,7 @@ def stage(
         world: who this rank is; a replicated part is split evenly over its size.
         arena: the buffers to use; it knows the layout of what was staged there before.
         steady: addresses of storages that nobody changes until ``rest`` is made.
+        small: of those of them that are left to ``rest`` however small a tensor in them is.
 
     Returns:
         One safetensors file per part with tensors to write, several of a large one, and on the
@@ -83,7 +88,7 @@ def stage(
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
     for one, buffer in zip(files, buffers, strict=True):
-        split = arena.splits.of(one, arena.targets(one, buffer), steady)
+        split = arena.splits.of(one, arena.targets(one, buffer), steady, small)
         later += split.waiting
         if split.on_device:
             later.append(_begin(split.on_device, one.name, arena))

@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "what a forward pass changes is copied beside it",
         "resilient/state/haste.py",
-        "if address_of(source) in steady:",
+        "if may_wait(source, steady, small):",
         "if steady:",
         f"{OVERLAP} -k forward_steps",
     ),
@@ -60,9 +60,9 @@ MUTANTS = [
     Mutant(
         "parameters that no optimizer holds count as steady",
         "resilient/state/steady.py",
-        "    return _held(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else ()\n",
+        "    return _held(optimizer) if optimizer is not None else ()\n",
         "    if isinstance(stateful, torch.nn.Module):\n        return stateful.parameters()\n"
-        "    return _held(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else ()\n",
+        "    return _held(optimizer) if optimizer is not None else ()\n",
         f"{OVERLAP} -k is_steady",
     ),
     Mutant(

@@ -108,12 +108,28 @@ def test_save_returns_before_the_copy_and_training_copies_what_is_left_itself():
     go_on = hold_the_copy(checkpointer)
     checkpointer.save(1, loop.parts, About(), overlap=True)
     copies = checkpointer._overlap._copies
-    # The weight that is trained, and its state; the rest may change.
+    # The weight that is trained, and its two moments together; the rest is small or may change.
     assert len(copies) == 2
     copies.make()
     assert len(copies) == 0
     go_on.set()
     checkpointer.close()
+
+
+def test_a_small_parameter_that_a_forward_pass_keeps_within_bounds_is_saved_as_it_was():
+    """CLIP does so with its temperature."""
+    store, loop = MemoryStore(), Loop()
+    checkpointer = open_one(store)
+    checkpointer.resume({})
+    moment = loop.bits()
+    go_on = hold_the_copy(checkpointer)
+    checkpointer.save(1, loop.parts, About(), overlap=True)
+    with torch.no_grad():
+        loop.model[0].bias.clamp_(7, 8)
+    go_on.set()
+    checkpointer.close()
+    assert not torch.equal(loop.model[0].bias, moment["0.bias"])
+    assert_same(bits_of(store, 1), moment)
 
 
 def test_without_overlap_nothing_is_promised_and_nothing_is_left_to_copy():

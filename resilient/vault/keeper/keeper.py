@@ -99,7 +99,10 @@ class Keeper:
             while (asked := lines.receive()) is not None:
                 if asked.get("verb") == "hold_hello":
                     seat = self._seated(HoldSeat(self._room, self._settled), in_place_of=seat)
-                lines.send(self._answer(seat, asked))
+                answer = self._answer(seat, asked)
+                # A rank that died told more than it waited for, and all that it told counts.
+                with suppress(OSError):
+                    lines.send(answer)
         except BadLine as error:
             with suppress(OSError):
                 lines.send(Failure(UsageError.code, str(error)).to_json())

@@ -324,13 +324,103 @@ def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
     assert recall._looks["part"].has_proved
 
 
-def test_changes_are_counted_though_a_tensor_was_given_other_memory_and_its_own_again():
-    """What is known at a glance counts changes by an alias, made when the tensor was first seen."""
-    weight = nn.Parameter(torch.ones(3))
-    alias, memory = weight.detach(), weight.data
-    weight.data = torch.zeros(3)
-    weight.data = memory
-    assert weight.is_set_to(alias)
+def known(stateful):
+    """Return what has asked a stateful until it was known at a glance."""
+    recall = Recall()
+    for _ in range(3):
+        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    assert recall._looks["part"].has_proved
+    return recall
+
+
+def in_double(one):
+    one.double()
+
+
+@pytest.mark.parametrize("change", [other_memory, another_shape, in_double])
+def test_a_parameter_that_was_wrapped_again_is_looked_at_from_then_on(change):
+    stateful = model()
+    recall = known(stateful)
+    for name in ("weight", "bias"):
+        same = getattr(stateful[0], name).detach()
+        setattr(stateful[0], name, nn.Parameter(same, requires_grad=False))
+    for _ in range(2):
+        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    change(stateful)
+    tree, tensors = recall.take_apart("part", stateful)
+    assert answer((tree, tensors)) == anew(stateful)
+    assert tensors["part/0.weight"].dtype == stateful[0].weight.dtype
+
+
+def test_a_moment_that_was_wrapped_again_is_looked_at_from_then_on():
+    stateful = trained()
+    recall = known(stateful)
+    first_state(stateful)["exp_avg"] = first_state(stateful)["exp_avg"].detach()
+    for _ in range(2):
+        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    other_memory_of_a_moment(stateful)
+    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+
+
+def test_what_counts_changes_is_looked_at():
+    stateful = model()
+    recall = known(stateful)
+    torch.utils.swap_tensors(stateful[0].weight, nn.Parameter(stateful[0].weight.data))
+    _, tensors = recall.take_apart("part", stateful)
     with torch.no_grad():
-        weight.add_(1)
-    assert alias._version == weight._version
+        stateful[0].weight.add_(1)
+    assert tensors["part/0.weight"]._version == stateful[0].weight._version
+
+
+def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
+    stateful, recall = trained(), Recall()
+    stateful.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    for _ in range(3):
+        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    stateful.optimizer.param_groups[0]["lr"] = 0.5
+    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+
+
+class Hidden(nn.Module):
+    """Tells nobody of the modules within it, but to be saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def modules(self):
+        return iter(())
+
+    def named_modules(self, *_, **__):
+        return iter(())
+
+
+class Attribute(nn.Module):
+    """Has an attribute that is called as a method of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.modules = ["inner"]
+
+
+class Scripted(nn.Module):
+    """Has a module that keeps what it holds in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.inner = torch.jit.script(nn.Linear(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [Hidden, Attribute, Scripted], ids=lambda one: one.__name__)
+def test_modules_of_other_ways_are_known_as_they_are_saved(kind):
+    stateful, recall = kind(), Recall()
+    for _ in range(3):
+        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+    with torch.no_grad():
+        stateful.inner.weight.zero_()
+    if kind is not Scripted:
+        stateful.inner.weight = nn.Parameter(torch.ones(2, 2))
+    assert answer(recall.take_apart("part", stateful)) == anew(stateful)

@@ -17,7 +17,7 @@ from resilient.state.recall import Kept, Recall
 from resilient.state.rng import RandomState
 from resilient.state.spelling import text_of
 from resilient.state.stage import stage
-from resilient.state.steady import address_of, steady_memory
+from resilient.state.steady import address_of, may_wait, state_memory, steady_memory
 from resilient.state.tree import flatten
 from resilient.world.world import World
 
@@ -215,7 +215,8 @@ class Trained:
 
     def files(self, arena, world, recall=None) -> dict[str, bytes]:
         snapshot = capture(1, self.parts, world.rank, recall)
-        staged = stage(snapshot, world, arena, steady_memory(self.parts))
+        small = state_memory(self.parts) if recall is not None else ()
+        staged = stage(snapshot, world, arena, steady_memory(self.parts), small)
         staged.rest.make(modestly=recall is not None)
         staged.rest.require_unchanged()
         return {one.name: bytes(one.data) for one in staged.files}
@@ -315,3 +316,19 @@ def test_steady_memory_is_told_by_its_storage(offset):
     parameter = nn.Parameter(torch.ones(5)[offset:])
     part = Part(torch.optim.SGD([parameter], lr=0.1))
     assert steady_memory({"optimizer": part}) == {address_of(parameter)}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_small_parameter_is_copied_at_once_and_its_moments_wait_where_that_is_wanted(is_named):
+    """A model may keep a temperature of its own within bounds in its forward pass."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    part = Part(NamedOptimizer(model, optimizer) if is_named else optimizer)
+    steady, small = steady_memory({"optimizer": part}), state_memory({"optimizer": part})
+    moment = optimizer.state[model.weight]["exp_avg"]
+    assert not may_wait(model.weight, steady, small)
+    assert may_wait(moment, steady, small)
+    assert not may_wait(moment, steady)
+    assert not may_wait(moment, frozenset(), small)
