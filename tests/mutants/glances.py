@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 GLANCES = "resilient/state/glances.py"
 SAME = "tests/unit/state/test_glances.py"
+LATER = "tests/unit/state/test_glances_later.py"
 AGAIN = "tests/unit/state/test_known_again.py"
 COPIED = "tests/unit/train/test_copied.py"
 SPELLED = "tests/unit/state/test_spelling.py"
@@ -100,7 +101,7 @@ MUTANTS = [
         "resilient/state/recall.py",
         "        known.live = walk.seen\n",
         '        known.live = getattr(known, "live", walk.seen)\n',
-        SAME,
+        LATER,
     ),
     Mutant(
         "a module that keeps what it holds in a way of its own is looked into",
@@ -114,7 +115,7 @@ MUTANTS = [
         "resilient/state/recall.py",
         "if rest is not None and flatten(part, rest)[1]:",
         "if False:",
-        SAME,
+        LATER,
     ),
     Mutant(
         "a parameter that a forward pass may clamp is copied beside it",

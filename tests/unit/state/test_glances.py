@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.asking import state_of
-from resilient.state.optimizer import NamedOptimizer
 from resilient.state.recall import Recall
 from resilient.state.rng import RandomState
-from resilient.state.tree import flatten
+from tests.helpers.statefuls import anew, answer, first_state, model, trained
 
 
 class Linear(nn.Linear):
@@ -22,34 +20,6 @@ class Linear(nn.Linear):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "more"] = torch.ones(1)
-
-
-def model():
-    inner = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
-    made = nn.Sequential(
-        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2), nn.Identity()
-    )
-    made[4].inner = inner
-    made[4].other = nn.Linear(2, 1)
-    made.register_buffer("passing", torch.zeros(2), persistent=False)
-    return made
-
-
-def trained():
-    made = model()
-    optimizer = torch.optim.AdamW(made.parameters())
-    made(torch.randn(4, 2)).sum().backward()
-    optimizer.step()
-    return NamedOptimizer(made, optimizer)
-
-
-def answer(take_apart):
-    tree, tensors = take_apart
-    return tree, {name: (one.shape, one.tolist()) for name, one in tensors.items()}
-
-
-def anew(stateful):
-    return answer(flatten("part", state_of(stateful)))
 
 
 def another_parameter(one):
@@ -141,10 +111,6 @@ MODULE = [
     a_buffer_that_stays, a_buffer_that_passes, a_hook, a_hook_before, a_way_of_the_instance,
     another_class, other_dicts, key_of_another_name, a_module_that_moved, a_child_that_moved,
 ]  # fmt: skip
-
-
-def first_state(named):
-    return next(iter(named.optimizer.state.values()))
 
 
 def another_rate(named):
@@ -322,60 +288,3 @@ def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
         torch.rand(1)
         assert answer(recall.take_apart("part", generators)) == anew(generators)
     assert recall._looks["part"].has_proved
-
-
-def known(stateful):
-    """Return what has asked a stateful until it was known at a glance."""
-    recall = Recall()
-    for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
-    assert recall._looks["part"].has_proved
-    return recall
-
-
-def in_double(one):
-    one.double()
-
-
-@pytest.mark.parametrize("change", [other_memory, another_shape, in_double])
-def test_a_parameter_that_was_wrapped_again_is_looked_at_from_then_on(change):
-    stateful = model()
-    recall = known(stateful)
-    for name in ("weight", "bias"):
-        same = getattr(stateful[0], name).detach()
-        setattr(stateful[0], name, nn.Parameter(same, requires_grad=False))
-    for _ in range(2):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
-    change(stateful)
-    tree, tensors = recall.take_apart("part", stateful)
-    assert answer((tree, tensors)) == anew(stateful)
-    assert tensors["part/0.weight"].dtype == stateful[0].weight.dtype
-
-
-def test_a_moment_that_was_wrapped_again_is_looked_at_from_then_on():
-    stateful = trained()
-    recall = known(stateful)
-    first_state(stateful)["exp_avg"] = first_state(stateful)["exp_avg"].detach()
-    for _ in range(2):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
-    other_memory_of_a_moment(stateful)
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)
-
-
-def test_what_counts_changes_is_looked_at():
-    stateful = model()
-    recall = known(stateful)
-    torch.utils.swap_tensors(stateful[0].weight, nn.Parameter(stateful[0].weight.data))
-    _, tensors = recall.take_apart("part", stateful)
-    with torch.no_grad():
-        stateful[0].weight.add_(1)
-    assert tensors["part/0.weight"]._version == stateful[0].weight._version
-
-
-def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
-    stateful, recall = trained(), Recall()
-    stateful.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
-    for _ in range(3):
-        assert answer(recall.take_apart("part", stateful)) == anew(stateful)
-    stateful.optimizer.param_groups[0]["lr"] = 0.5
-    assert answer(recall.take_apart("part", stateful)) == anew(stateful)

@@ -6,18 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from resilient.state.asking import state_of
 from resilient.state.recall import Recall
-from resilient.state.tree import flatten
-
-
-def answer(take_apart):
-    tree, tensors = take_apart
-    return tree, {name: one.tolist() for name, one in tensors.items()}
-
-
-def anew(stateful):
-    return answer(flatten("part", state_of(stateful)))
+from tests.helpers.statefuls import anew, answer
 
 
 class Hidden(nn.Module):

@@ -1,0 +1,42 @@
+"""Small statefuls of each kind that is known at a glance, and what they say."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from resilient.state.asking import state_of
+from resilient.state.optimizer import NamedOptimizer
+from resilient.state.tree import flatten
+
+
+def model():
+    inner = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
+    made = nn.Sequential(
+        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2), nn.Identity()
+    )
+    made[4].inner = inner
+    made[4].other = nn.Linear(2, 1)
+    made.register_buffer("passing", torch.zeros(2), persistent=False)
+    return made
+
+
+def trained():
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
+    return NamedOptimizer(made, optimizer)
+
+
+def answer(take_apart):
+    tree, tensors = take_apart
+    return tree, {name: (one.shape, one.tolist()) for name, one in tensors.items()}
+
+
+def anew(stateful):
+    return answer(flatten("part", state_of(stateful)))
+
+
+def first_state(named):
+    return next(iter(named.optimizer.state.values()))
