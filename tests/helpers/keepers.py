@@ -53,6 +53,7 @@ class Keeper:
         return self.process.wait(20)
 
     def kill(self) -> None:
+        """Leave no process and no pipe, also where it has ended by itself."""
         self.process.kill()
         self.close()
 

@@ -81,10 +81,7 @@ def start(tmp_path):
 
     yield one
     for keeper in started:
-        if keeper.process.poll() is None:
-            keeper.kill()
-        elif not keeper.process.stdin.closed:
-            keeper.close()
+        keeper.kill()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from resilient.format.names import CheckpointId
 from resilient.state.capture import Part
 from resilient.state.optimizer import NamedOptimizer
 from resilient.vault.keeper.conversation import Conversation
+from resilient.vault.keeper.ending import KeeperProcess
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 TRAINER = Path(__file__).with_name("dying_trainer.py")
@@ -30,8 +31,7 @@ TRAINER = Path(__file__).with_name("dying_trainer.py")
 def keeper(tmp_path):
     one = Keeper(tmp_path / "keeper")
     yield one
-    if one.process.poll() is None:
-        one.kill()
+    one.kill()
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,8 @@ def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
 
 def test_memory_of_a_keeper_that_may_only_be_asleep_is_left_alone(keeper, tmp_path, monkeypatch):
     monkeypatch.setattr("resilient.vault.keeper.conversation.SILENCE_SECONDS", 0.5)
+    # One that was handed a save before it slept would be killed, and is asleep no more.
+    monkeypatch.setattr(KeeperProcess, "end", lambda _: False)
     checkpointer = open_one(keeper, tmp_path / "run")
     checkpointer.resume({})
     parts = {"model": Part(Values(weight=torch.ones(50_000)))}

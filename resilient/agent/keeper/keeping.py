@@ -142,10 +142,7 @@ class Keeping:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.stdin:
-            process.stdin.close()
-        if process.stdout:
-            process.stdout.close()
+        _hang_up(process)
         most_seconds = self._linger_seconds + _MARGIN_SECONDS
         try:
             process.wait(most_seconds if within_seconds is None else max(0.0, within_seconds))
@@ -162,8 +159,7 @@ class Keeping:
     def _give_up(self, reason: str) -> None:
         process, self._process, self.path = self._process, None, ""
         assert process is not None, "it was started"  # noqa: S101
-        if process.stdin:
-            process.stdin.close()
+        _hang_up(process)
         status = process.wait()
         self._emit(KeeperAbsent(reason or f"it ended with {status}"))
 
@@ -173,8 +169,14 @@ class Keeping:
         status = self._process.poll()
         if status is None:
             return True
-        if self._process.stdin:
-            self._process.stdin.close()
+        _hang_up(self._process)
         self._process = None
         self._emit(KeeperLost(status, follows))
         return False
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close its pipes: a keeper that still runs takes that for a goodbye."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()
