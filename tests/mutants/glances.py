@@ -181,6 +181,13 @@ MUTANTS = [
         SAME,
     ),
     Mutant(
+        "the generators are asked a second time for what is compared",
+        GLANCES,
+        "return RandomGlance(stateful, said, cpu[0]) if",
+        "return RandomGlance(stateful, stateful.state_dict(), cpu[0]) if",
+        LATER,
+    ),
+    Mutant(
         "a float is spelled as the int that it equals",
         "resilient/state/spelling.py",
         "    if one is other or kind is not type(other):\n        return one is other\n",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
 
 from resilient.state.recall import Recall
+from resilient.state.rng import RandomState
 from tests.helpers.statefuls import anew, answer, first_state, model, trained
 
 
@@ -73,3 +76,19 @@ def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
         assert answer(recall.take_apart("part", stateful)) == anew(stateful)
     stateful.optimizer.param_groups[0]["lr"] = 0.5
     assert answer(recall.take_apart("part", stateful)) == anew(stateful)
+
+
+def test_what_was_taken_apart_is_compared_and_not_what_came_a_moment_later(monkeypatch):
+    recall, generators = Recall(), RandomState()
+    ask, asked = RandomState.state_dict, []
+
+    def draw_once_behind(self):
+        said = ask(self)
+        if not asked:
+            random.getrandbits(32)
+        asked.append(said)
+        return said
+
+    monkeypatch.setattr(RandomState, "state_dict", draw_once_behind)
+    recall.take_apart("part", generators)
+    assert answer(recall.take_apart("part", generators)) == anew(generators)
