@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilient.agent.verdict.causes import ECHO_CODES, Cause
-from resilient.agent.verdict.decide import Kind, Outcome, Restart, decide
+from resilient.agent.verdict.decide import Restart, decide
 from resilient.agent.verdict.history import History, Limits
+from resilient.agent.verdict.outcome import Kind, Outcome
 from resilient.errors import ResilientError
 from resilient.world.world import World
 from tests.simulation.loop import Dead

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ def verdicts(first: int, seeds: int, breakage: str, workers: int) -> Iterable[Ve
     stop = first + seeds
     step = SEEDS_PER_PART if not breakage else 50
     parts = [(at, min(at + step, stop), breakage) for at in range(first, stop, step)]
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=4) as pool:
-        for done in pool.map(run_part, parts):
+    # A ProcessPoolExecutor that replaces its processes may wait for ever (CPython, issue 115634).
+    with get_context("spawn").Pool(workers, maxtasksperchild=4) as pool:
+        for done in pool.imap(run_part, parts):
             yield from done

@@ -60,12 +60,14 @@ class SimStore:
     Args:
         shared: the objects.
         link: the way there.
-        seen: told of each write that has happened, at once.
+        seen: told of each write that has happened, at once; of a deletion with None.
     """
 
     exclusive = True
 
-    def __init__(self, shared: MemoryStore, link: Link, seen: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self, shared: MemoryStore, link: Link, seen: Callable[[str, bytes | None], None]
+    ) -> None:
         self.url = shared.url
         self._shared = shared
         self._link = link
@@ -92,6 +94,7 @@ class SimStore:
     def delete(self, key: str) -> None:
         with self._asked(key):
             self._shared.delete(key)
+            self._seen(key, None)
 
     def stat(self, key: str) -> Entry:
         with self._asked(key):

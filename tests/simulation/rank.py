@@ -30,6 +30,8 @@ from tests.simulation.loop import Condition, Dead
 from tests.simulation.places import SimBoard, SimStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.testing.memory import MemoryStore
     from resilient.world.world import World
     from tests.simulation.loop import Loop
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 WORDS = 12
 WITHIN_SECONDS = 20.0
+_GRACE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,17 @@ class _Everything:
         return True
 
 
+class _Freeze(Condition):
+    """What a gate waits on: at its deadline the process ends, as the gate's own thread has it."""
+
+    def wait_for(self, is_true: Callable[[], Any], timeout: float | None = None) -> Any:
+        """Wait; who is frozen because the board is gone does so until the time is over."""
+        held = super().wait_for(is_true, _GRACE_SECONDS if timeout is None else timeout)
+        if timeout is None and not held:
+            raise Dead
+        return held
+
+
 @dataclass
 class Rank:
     """One process of one life.
@@ -138,8 +152,8 @@ class Rank:
         self._train(board)
 
     def _train(self, board: SimBoard) -> None:
-        self.gate = gate = StopGate(self.world, board, Grace(1e9), self.loop)
-        gate._changed = Condition(self.loop)
+        self.gate = gate = StopGate(self.world, board, Grace(_GRACE_SECONDS), self.loop)
+        gate._changed = _Freeze(self.loop)
         gate._entered = (self.step, 0)
         talk = self.loop.spawn(f"talk-{self.world.rank}", lambda: gate._talk(board))
         try:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from tests.simulation.loop import Loop
     from tests.simulation.rank import Rank
 
+    Asked = tuple[CheckpointId | None, int]
+
+_UNDER_WAY_SECONDS = 10.0
+"""How long a deletion may be tried again: as long as the store of a rank does, and its answer."""
+
 
 class Watcher:
     """Sees all, and writes down what must not be.
@@ -36,9 +41,14 @@ class Watcher:
         self._stops: dict[object, int] = {}
         self._acknowledged: CheckpointId | None = None
         self._is_parent_gone = False
+        self._parent: CheckpointId | None = None
+        self._claims: list[CheckpointId | None] = []
 
-    def wrote(self, rank: Rank, key: str, data: bytes) -> None:
-        """Judge a write that has happened."""
+    def wrote(self, rank: Rank, key: str, data: bytes | None) -> None:
+        """Judge a write or, with None, a deletion that has happened."""
+        if data is None:
+            self._deleted(rank, key)
+            return
         number = parse_generation(key)
         if number:
             self._claimed.setdefault(number, (self._loop.now_seconds, rank.hub))
@@ -49,26 +59,37 @@ class Watcher:
             is_there = parent is not None and parent.manifest_key in self._shared.objects
             self._acknowledged = parent if is_there else None
             self._is_parent_gone = parent is not None and not is_there
+            self._parent, self._claims = parent, [*self._claims, parent]
         if key.endswith(f"/{MANIFEST}"):
             self._put_manifest(rank, key, data)
+
+    def _deleted(self, rank: Rank, key: str) -> None:
+        """Note that a rival took away a parent, having looked before it was claimed (ADR 0048)."""
+        if self._parent is None or key != self._parent.manifest_key or not self._claimed:
+            return
+        newest = max(self._claimed)
+        age_seconds = self._loop.now_seconds - self._claimed[newest][0]
+        if rank.number < newest and age_seconds < _UNDER_WAY_SECONDS:
+            self._is_parent_gone = True
 
     def began(self, rank: Rank) -> None:
         """Hold that a number is one life's alone."""
         if self._owners.setdefault(rank.number, rank.hub) is not rank.hub:
             self._tell(f"two lives share generation {rank.number}")
 
-    def resuming(self) -> CheckpointId | None:
+    def resuming(self) -> Asked:
         """Return what the resume that begins now must at least find."""
-        return self._acknowledged
+        return self._acknowledged, len(self._claims)
 
-    def resumed(self, rank: Rank, choice: Any, asked: CheckpointId | None) -> None:
+    def resumed(self, rank: Rank, choice: Any, asked: Asked) -> None:
         """Hold that what was acknowledged is not lost, and that bytes are those of the step."""
-        found = choice.checkpoint
-        # A rival may have claimed and begun from an older one meanwhile; nothing is older than
-        # what the newest life had acknowledged when this one began to look.
-        is_ruling = rank.world.is_coordinator
-        if is_ruling and asked is not None and (found is None or found < asked):
-            self._tell(f"resumed from {found} though {asked} was acknowledged")
+        found, (acknowledged, claims) = choice.checkpoint, asked
+        # Nothing is older than what the newest life had acknowledged when this one began to look,
+        # but for what a rival chose before that and claimed since: it began a line of its own.
+        floors = [acknowledged, *self._claims[claims:]]
+        is_ruling = rank.world.is_coordinator and None not in floors
+        if is_ruling and (found is None or found < min(one for one in floors if one is not None)):
+            self._tell(f"resumed from {found} though {acknowledged} was acknowledged")
         if found is not None and content_of(choice.proved) != value_at(rank.step):
             self._tell(f"{found} holds another state than that of its step")
 

@@ -163,6 +163,7 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
         (life, "dist", boards),
         (life, "secrets", tokens),
         (life, "interface_for_gloo", lambda *_: ""),
+        (roster, "is_served_here", lambda _: storm.loop.process.host.serves),
         (roster, "who_answers", lambda addresses: _answering(storm, addresses)),
         (failures, "read_error", lambda path: storm.words.get(str(path), WorkerError())),
         (watch, "tell_stop", nothing),

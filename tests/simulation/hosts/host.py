@@ -159,12 +159,13 @@ class Host:
         uptime_seconds: at the beginning; its monotonic clock counts from there.
         serves: whether the rendezvous is served here.
         slow_seconds: what each message takes longer on its link.
+        thawed_seconds: until when it stood still last.
     """
 
     def __init__(self, storm: HostStorm, name: str, *, serves: bool) -> None:
         self.storm, self.name, self.serves = storm, name, serves
         self.is_up, self.is_cut = True, False
-        self.slow_seconds = 0.0
+        self.slow_seconds = self.thawed_seconds = 0.0
         self.skew_seconds = storm.draw.choice((0.0, 0.0, 3600.0, -3600.0, 2.0))
         self.uptime_seconds = storm.draw.uniform(10.0, 1e6)
         self.processes: list[Process] = []
@@ -201,6 +202,7 @@ class Host:
 
     def freeze(self, seconds: float) -> None:
         """Stand still, agent and ranks together."""
+        self.thawed_seconds = self.storm.loop.now_seconds + seconds
         if self.process:
             for task in self.process.tasks:
                 self.storm.loop.freeze(task, seconds)

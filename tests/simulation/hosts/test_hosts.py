@@ -9,7 +9,7 @@ from tests.simulation.hosts.storm import simulate_hosts
 
 SEEDS = 60
 # Seeds that found a defect of the library or of torch's rendezvous with it, now mended.
-ONCE_BAD = (34, 108, 143, 2352)
+ONCE_BAD = (34, 108, 143, 2352, 5154, 5184, 5763, 6045, 7887)
 
 
 def test_no_seed_of_the_slice_breaks_a_promise():

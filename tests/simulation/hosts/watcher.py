@@ -9,7 +9,7 @@ from resilient.errors import Fenced, PeerFailed, Preempted
 
 if TYPE_CHECKING:
     from resilient.events import Event
-    from tests.simulation.hosts.host import Process
+    from tests.simulation.hosts.host import Host, Process
     from tests.simulation.hosts.ranks import Rank, Together
     from tests.simulation.hosts.storm import HostStorm
 
@@ -45,7 +45,7 @@ class HostWatcher:
             self.tell(f"two hosts have rank {rank.rank} of one life")
         if not plan.nodes_min <= life.size <= plan.nodes_max:
             self.tell(f"a world of {life.size}, not {plan.nodes_min} to {plan.nodes_max}")
-        if self._ended_well_seconds is not None and plan.is_external and not life.ranks:
+        if plan.is_external and not life.ranks and self._has_ended_well_for(rank.host):
             self.tell(f"{rank.host.name} starts again what has ended well")
         process = rank.host.process
         if process is not None:
@@ -54,6 +54,9 @@ class HostWatcher:
     def stepped(self, rank: Rank) -> None:
         """Hold that no older world trains for long beside a newer one, and none half."""
         life, now_seconds = rank.together, self._storm.loop.now_seconds
+        is_first = self._storm.plan.is_external and life.attempt not in self._stepped
+        if is_first and self._ended_well_seconds is not None:
+            self.tell(f"{rank.host.name} trains again what has ended well")
         first_seconds, _ = self._stepped.get(life.attempt, (now_seconds, now_seconds))
         self._stepped[life.attempt] = first_seconds, now_seconds
         self.last_step = max(self.last_step, rank.step + 1)
@@ -61,6 +64,14 @@ class HostWatcher:
             began_seconds = self._stepped.get(other.attempt, (now_seconds, 0.0))[0]
             if other.number > life.number and now_seconds - began_seconds > _OUTLIVE_SECONDS:
                 self.tell(f"life {life.number} still trains beside life {other.number}")
+
+    def _has_ended_well_for(self, host: Host) -> bool:
+        """Say whether a host could know of it: one that stood still does first what it was at."""
+        if self._ended_well_seconds is None:
+            return False
+        thawed_seconds = host.thawed_seconds
+        is_fresh = self._storm.loop.now_seconds - thawed_seconds < _FRESH_SECONDS
+        return not is_fresh or thawed_seconds < self._ended_well_seconds
 
     def committed(self, rank: Rank, at: int) -> None:
         """Hold that a life commits with all its ranks, and nothing of an older one."""
@@ -80,6 +91,10 @@ class HostWatcher:
         """Hold that a host takes the blame for what happened on it, and once per life."""
         if not isinstance(event, ReactionChosen):
             return
+        is_deserted = event.ended == "stopped" and event.cause == "peer"
+        is_struck = any(one.is_struck for host in self._storm.hosts for one in host.ranks[-1:])
+        if is_deserted and not is_struck and not self._is_excused(process):
+            self.tell(f"{process.host.name} lost others in a stop, and nothing was out of reach")
         mine = process.host.ranks[-1:]
         is_own = event.ended == "failed" and event.cause not in ("", "peer")
         # Whoever cannot hear the others judges by what it sees alone.
