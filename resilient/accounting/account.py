@@ -144,19 +144,20 @@ class Account:
         return [one for one in self.saved if one.step <= self.now.step]
 
 
-def account(told: Sequence[Record], until_ms: int = 0) -> Account:
+def account(told: Sequence[Record], until_ms: int = 0, *, goes_on: bool = True) -> Account:
     """Return where the wall clock went.
 
     Args:
         told: all records of the run, in any order.
         until_ms: the present, for a run that goes on; 0 ends with the last record. See
             :func:`resilient.accounting.steadying.present_ms`.
+        goes_on: whether its launcher may live; of one that is dead nothing went on.
     """
     by_time = steady(told)
     records = align(by_time)
     last_ms = records[-1].at_ms if records else 0
     launches, lives = launches_of(records), lives_of(records)
-    if until_ms - last_ms <= SILENT_MS:
+    if goes_on and until_ms - last_ms <= SILENT_MS:
         _go_on(launches, lives, until_ms)
     doings = [doing_of(life) for life in lives]
     faults = find_faults(doings, launches)

@@ -7,9 +7,7 @@ torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,27 +36,25 @@ from resilient.agent.facts import (
     WorkerGroupStarted,
     tell_failure,
 )
+from resilient.agent.folder import OwnFolder
 from resilient.agent.health.ranks import Health
 from resilient.agent.judging import Judge
 from resilient.agent.keeper.keeping import Keeping
 from resilient.agent.nodes.elsewhere import Elsewhere
-from resilient.agent.nodes.leaving import leave_rendezvous, outcome_of_closed
+from resilient.agent.nodes.leaving import (
+    leave_rendezvous,
+    leave_round,
+    outcome_of_closed,
+    words_of,
+)
 from resilient.agent.nodes.life import Host, Life, LifeRegistry, worker_environ
 from resilient.agent.nodes.meeting import NO_COMEBACK
 from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
 from resilient.agent.nodes.roster import Roster
 from resilient.agent.outputs.keeping import Outputs
 from resilient.agent.stops import StopAsked, Stops
-from resilient.agent.verdict.decide import (
-    CODE_PREEMPTED,
-    Action,
-    Finish,
-    GiveUp,
-    Kind,
-    LeaveHost,
-    Outcome,
-    Restart,
-)
+from resilient.agent.verdict.decide import Action, Finish, GiveUp, LeaveHost, Restart
+from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.agent.workers.group import WorkerCommand, WorkerGroup
 from resilient.agent.workers.warm import Nursery
@@ -103,15 +99,14 @@ class ResilientAgent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self.comeback = NO_COMEBACK
-        self._wishes = wishes
-        self._patience = patience
+        self._wishes, self._patience = wishes, patience
         self._progress = progress
-        self._clock = clock
-        self._emit = emit
+        self._clock, self._emit = clock, emit
         self._stops = Stops(clock, patience.grace_seconds)
         self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
         self._judge = Judge(spec, patience.limits, progress, clock, emit, wishes.resume)
-        self._folder = Path(wishes.notes or tempfile.mkdtemp(prefix="resilient-agent-"))
+        self._owned = OwnFolder(wishes.notes)
+        self._folder = self._owned.path
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
         self._health = Health(self._folder, patience.hang, clock, emit)
         self._nursery = Nursery(self._folder, emit, is_on=wishes.is_warm)
@@ -136,14 +131,15 @@ class ResilientAgent(SimpleElasticAgent):
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
-                grace_seconds = self._patience.grace_seconds
-                met = self._worker_group, self._roster
-                leave_rendezvous(*met, action, self._stops, self._clock, grace_seconds)
+                within = self._stops, self._clock, self._patience.grace_seconds
+                is_outlasted = leave_rendezvous(self._worker_group, self._roster, action, *within)
         finally:
             self._shutdown()
             self._nursery.stop()
             self._keeping.stop(self._stops.left_seconds())
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._owned.remove()
+        if is_outlasted:
+            leave_round(self._worker_group.spec.rdzv_handler)
         ended = RunEnded if isinstance(action, Finish) else RunGivenUp
         self._emit(ended(exit_code=action.code, reason=action.reason))
         return action
@@ -181,7 +177,8 @@ class ResilientAgent(SimpleElasticAgent):
         except StopAsked:
             return Outcome(Kind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
-            return outcome_of_closed(group.spec.rdzv_handler, error), []
+            has_lived, handler = self._number > 1, group.spec.rdzv_handler
+            return outcome_of_closed(handler, error, has_lived=has_lived), []
         except (RendezvousError, dist.DistError, PeerFailed) as error:
             return _unreachable(error, self._roster), []
         except OSError as error:
@@ -208,7 +205,7 @@ class ResilientAgent(SimpleElasticAgent):
         elsewhere = Elsewhere(group.store, group.group_rank, nodes, attempt, clock, self._emit)
         tend = partial(_tend, self._nursery, self._beats, self._folder)
         seen = (stops, members, barrier, self._health, elsewhere)
-        around = Surroundings(*seen, patience, clock, self._emit, tend, notes, attempt)
+        around = Surroundings(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
         watch = LifeWatch(self._workers, around)
         members.start()
         elsewhere.start()
@@ -233,7 +230,7 @@ class ResilientAgent(SimpleElasticAgent):
     def _join(self, worker_group: TorchGroup) -> None:
         super()._rendezvous(worker_group)
         if self._roster.is_of(worker_group.spec.rdzv_handler):
-            self._roster.tell(self._roster.missing())
+            self._judge.found_lost(self._roster.tell_missing())
         resume = self._progress.resume_with(self._wishes.resume, self._number)
         self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
 
@@ -309,7 +306,7 @@ def _tend(nursery: Nursery, beats: tuple[Beat, ...], notes: Path) -> None:
 
 def _unreachable(error: Exception, roster: Roster) -> Outcome:
     roster.tell_silence()
-    reason = f"no rendezvous with the other nodes: {type(error).__name__}: {error}"
+    reason = f"no rendezvous with the other nodes: {words_of(error)}"
     return Outcome(Kind.UNREACHABLE, reason=reason)
 
 

@@ -142,7 +142,7 @@ class LifeEnded(Event):
     Attributes:
         life: its number.
         attempt: its name.
-        ended: how, as one word of :class:`resilient.agent.verdict.decide.Kind`.
+        ended: how, as one word of :class:`resilient.agent.verdict.outcome.Kind`.
         step: the last that a worker of this host had finished, -1 for none.
         stop_seconds: from the first sign that the life was over to this.
     """

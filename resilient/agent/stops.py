@@ -140,7 +140,9 @@ class Stops:
         end_seconds = self.end_seconds
         if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:
             return StopRequest(reason, end_seconds)
-        return StopRequest(reason, now_seconds + self._grace_seconds)
+        # A person at a terminal means the run; who takes one host away sends the others.
+        is_for_all = number == signal.SIGINT
+        return StopRequest(reason, now_seconds + self._grace_seconds, is_for_all)
 
     def _interrupt_if_asked(self) -> None:
         if self._may_interrupt and self.asked_by:

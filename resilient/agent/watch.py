@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from resilient.agent.facts import RendezvousLost, StopRequested, WorkersKilled
 from resilient.agent.health.hanging import end_hung
+from resilient.agent.nodes.elsewhere import LossElsewhere
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import CODE_PREEMPTED, CODES_OF_LEAVING_AT_ONCE, Kind, Outcome
+from resilient.agent.verdict.decide import CODES_OF_LEAVING_AT_ONCE
 from resilient.agent.verdict.failures import Failure, find_failures
+from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
 from resilient.world.launch import told_unsaved
 from resilient.world.stopping import StopRequest, tell_stop
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from resilient.agent.nodes.membership import ExitBarrier, MembershipWatch
     from resilient.agent.options import Patience
     from resilient.agent.stops import Stops
+    from resilient.agent.verdict.causes import Evidence
     from resilient.agent.workers.group import WorkerGroup
     from resilient.clock import Clock
     from resilient.events import Emitter
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _KILL_SECONDS = 5.0
 # An exit ends the wait at once; a signal is looked for this often.
 _TICK_SECONDS = 0.1
+# A rank may be gone for the others before it has ended: its connections close first.
+_ECHO_SECONDS = 1.0
 # Of a stop, once a rank was taken: for the question what is committed, and for the way out.
 _LAST_SECONDS = 2.0
 _LAST_SHARE = 0.2
@@ -51,6 +56,7 @@ class Surroundings:
     tend: Callable[[], None]
     notes: str = ""
     attempt: str = ""
+    nodes: int = 1
 
 
 class LifeWatch:
@@ -73,7 +79,7 @@ class LifeWatch:
         self._patience = around.patience
         self._clock = around.clock
         self._emit = around.emit
-        self._notes = around.notes
+        self._notes, self._nodes = around.notes, around.nodes
         self._attempt = around.attempt
         self._told: StopRequest | None = None
         self._tend = around.tend
@@ -110,7 +116,7 @@ class LifeWatch:
         if hang is None or self._elsewhere.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
-        return outcome
+        return replace(outcome, has_stepped=self._health.last_step() >= 0)
 
     def _look_around(self) -> Outcome | None:
         self._tend()
@@ -139,6 +145,7 @@ class LifeWatch:
         return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
 
     def _fail(self) -> Outcome:
+        _wait_for_origin(self._group, self._clock)
         stopping_at_seconds = self._clock.monotonic_seconds()
         self._group.stop(self._patience.survivor_seconds)
         return self._failed(stopping_at_seconds)
@@ -146,20 +153,14 @@ class LifeWatch:
     def _failed(self, before_seconds: float) -> Outcome:
         seen = self._health.evidence()
         self.failures = find_failures(self._group.exits, before_seconds, seen)
-        first = self.failures[0]
-        # Whoever waited for a rank that hangs elsewhere ends once that one is killed, and says so
-        # or aborts. One that was killed itself, for memory or with its host, did not end of that.
-        is_theirs = self._elsewhere.is_to_blame and first.status != -signal.SIGKILL
-        outcome = Outcome(
-            Kind.FAILED,
-            status=first.status,
-            stop_signal=self._stops.asked_by,
-            is_echo=first.error.is_echo or is_theirs,
-            cause=Cause.PEER if is_theirs else first.cause,
-            is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
-            has_stepped=self._health.last_step() >= 0,
-        )
-        return outcome.in_a_stop() if self._stops.asked_by else outcome
+        first, asked_by = self.failures[0], self._stops.asked_by
+        has_stepped = self._health.last_step() >= 0
+        if self._nodes > 1 and first.is_mere_echo and not asked_by:
+            self.failures = []
+            return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
+        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._elsewhere.is_to_blame)
+        outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
+        return outcome.in_a_stop() if asked_by else outcome
 
     def _leave(self) -> Outcome:
         """Let all ranks end that agreed to leave; whoever knew of it first is not waited for.
@@ -169,18 +170,21 @@ class LifeWatch:
         is_ended = self._end(is_told=False)
         failed = self._has_failed()
         outcome = self._failed(math.inf).in_a_stop() if failed else None
+        status = self._status_of_stop()
+        is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
+        # Before it is looked at what others did next: they may be waiting for this one by now.
+        left = self._members.part(self._stops.request) if is_saved else 0
         # Another node may have stopped its workers because of a change that we have not seen.
         self._members.look_afresh()
-        if self._members.is_changed:
+        if self._members.is_changed and not left:
             return Outcome(Kind.REGROUPED, is_joined=self._members.is_joined)
         if outcome is not None:
             return outcome
         if not is_ended:
             return Outcome(Kind.KILLED, stop_signal=self._stops.asked_by)
-        status = self._status_of_stop()
-        if status in CODES_OF_LEAVING_AT_ONCE:
+        if not is_saved:
             return Outcome(Kind.STOPPED, status=status, stop_signal=self._stops.asked_by)
-        return Outcome(Kind.PREEMPTED)
+        return Outcome(Kind.PREEMPTED, hosts_left=left)
 
     def _has_failed(self) -> bool:
         """Say whether a worker failed by itself, and was not asked to stop by anybody we know."""
@@ -239,7 +243,7 @@ class LifeWatch:
         ):
             self._group.wait(_TICK_SECONDS)
             if is_told and self._stops.request is not self._told:
-                # Less time than was told, or a stop where only others came and went.
+                # Less time than was told, a stop where only others came and went, or one for all.
                 self._tell()
         late = self._group.running_ranks
         if late:
@@ -259,5 +263,37 @@ class LifeWatch:
     def _tell(self) -> None:
         self._told = self._stops.request
         if self._told is not None:
+            self._members.part(self._told)
             tell_stop(self._notes, self._told)
         self._group.signal(signal.SIGTERM)
+
+
+def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
+    """Give a rank a moment to end whose end is all that others tell of so far."""
+    end_seconds = clock.monotonic_seconds() + _ECHO_SECONDS
+    while clock.monotonic_seconds() < end_seconds:
+        found = find_failures(group.exits, math.inf)
+        if not found or not found[0].error.is_echo or not group.is_running:
+            return
+        group.wait(_TICK_SECONDS)
+
+
+def _outcome_of(first: Failure, seen: Evidence, *, is_blame_elsewhere: bool) -> Outcome:
+    # Whoever waited for a rank that hangs elsewhere ends once that one is killed, and says so
+    # or aborts. One that was killed itself, for memory or with its host, did not end of that.
+    is_theirs = is_blame_elsewhere and first.status != -signal.SIGKILL
+    return Outcome(
+        Kind.FAILED,
+        status=first.status,
+        is_echo=first.is_mere_echo or is_theirs,
+        cause=Cause.PEER if is_theirs else first.cause,
+        is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
+    )
+
+
+def _lost_elsewhere(first: Failure, emit: Emitter, *, has_stepped: bool) -> Outcome:
+    """Return how a life ends whose ranks here tell of nothing but the loss of others."""
+    emit(LossElsewhere(first.exit.command.rank, first.status, first.error.message))
+    return Outcome(
+        Kind.REGROUPED, first.status, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped
+    )

@@ -49,7 +49,7 @@ def test_slurm_knows_the_end_of_the_job_and_of_one_that_was_extended(tmp_path):
     environ = {**JOB, "SLURM_JOB_END_TIME": "1000"}
     notice = SlurmSource(environ, scontrol(tmp_path, says)).look()
     expected = datetime.fromisoformat("2026-11-22T18:00:00").astimezone().timestamp()
-    assert notice == Notice("slurm: end of job 77", expected)
+    assert notice == Notice("slurm: end of job 77", expected, is_for_all=True)
 
 
 def test_without_scontrol_the_environment_says_when_the_job_ends(tmp_path):
@@ -90,8 +90,16 @@ def test_a_file_says_it_by_being_there(tmp_path):
     assert source.look() is None
 
 
+@pytest.mark.parametrize("when", [{}, {"seconds": 5}, {"at": "2026-11-22T18:00:00Z"}])
+def test_a_file_says_whether_it_is_for_this_host_or_the_whole_run(tmp_path, when):
+    path = tmp_path / "stop"
+    for is_for_all in (True, False):
+        path.write_text(json.dumps({**when, "all": is_for_all}))
+        assert FileSource(str(path)).look().is_for_all is is_for_all
+
+
 @pytest.mark.parametrize(
-    "text", ['{"sec', "[1]", '{"seconds": -1}', '{"at": "x"}', '{"seconds": true}']
+    "text", ['{"sec', "[1]", '{"seconds": -1}', '{"at": "x"}', '{"seconds": true}', '{"all": 1}']
 )
 def test_a_file_that_is_half_written_or_nonsense_is_no_notice(tmp_path, text):
     (tmp_path / "stop").write_text(text)

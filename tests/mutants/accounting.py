@@ -8,6 +8,7 @@ ACCOUNT = "tests/unit/accounting/test_account.py"
 PAGE = "tests/cli/test_report.py"
 
 STEADY = "tests/unit/accounting/test_steadying.py"
+REPORT = "tests/cli/test_report.py"
 
 MUTANTS = [
     Mutant(
@@ -163,5 +164,19 @@ MUTANTS = [
         '"checkpoint-*/*", ',
         "",
         PAGE,
+    ),
+    Mutant(
+        "a run whose launcher is dead goes on training for a minute",
+        "resilient/accounting/account.py",
+        "    if goes_on and until_ms",
+        "    if until_ms",
+        f"{REPORT} -k dead",
+    ),
+    Mutant(
+        "a run whose launcher is dead is called training",
+        "cli/resilient_cli/views/progress.py",
+        "    if is_dead:\n",
+        "    if False:\n",
+        f"{REPORT} -k dead",
     ),
 ]

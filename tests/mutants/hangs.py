@@ -173,14 +173,14 @@ MUTANTS = [
     Mutant(
         "a rank that was killed here ended because of a hang elsewhere",
         "resilient/agent/watch.py",
-        "self._elsewhere.is_to_blame and first.status != -signal.SIGKILL",
-        "self._elsewhere.is_to_blame",
+        "is_blame_elsewhere and first.status != -signal.SIGKILL",
+        "is_blame_elsewhere",
         KILLED_HERE,
     ),
     Mutant(
         "who only waited for a rank that hangs elsewhere is to blame",
         "resilient/agent/watch.py",
-        "self._elsewhere.is_to_blame and first.status != -signal.SIGKILL",
+        "is_blame_elsewhere and first.status != -signal.SIGKILL",
         "False",
         KILLED_HERE,
     ),

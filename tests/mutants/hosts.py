@@ -9,6 +9,8 @@ MEMBERS = "tests/unit/agent/test_membership.py"
 CLOSED = "tests/unit/agent/test_closed_rendezvous.py"
 SLICE = "tests/simulation/hosts -k slice"
 ENDINGS = "tests/unit/agent/test_endings_together.py"
+PARTING = "tests/unit/agent/test_parting.py"
+WATCH = "resilient/agent/watch.py"
 
 MUTANTS = [
     Mutant(
@@ -152,5 +154,135 @@ MUTANTS = [
         "> _join_seconds(spec.rdzv_handler):",
         "> 0:",
         SILENT,
+    ),
+    Mutant(
+        "a host that gives up does not say why",
+        "resilient/agent/nodes/leaving.py",
+        "is_given_up and _tell_why(group.spec.rdzv_handler, action)",
+        "is_given_up",
+        "tests/unit/agent/test_closed_rendezvous.py",
+    ),
+    Mutant(
+        "the last host that gives up says why",
+        "resilient/agent/nodes/leaving.py",
+        'store.compare_set(_why_key(handler), "", json.dumps(told))',
+        "store.set(_why_key(handler), json.dumps(told))",
+        "tests/unit/agent/test_closed_rendezvous.py",
+    ),
+    Mutant(
+        "who serves the rendezvous gives up before others can hear why",
+        "resilient/agent/nodes/leaving.py",
+        " or (is_told and roster.nodes > 1)",
+        "",
+        "tests/unit/agent/test_closed_rendezvous.py",
+    ),
+    Mutant(
+        "the code of who gave up is not that of the others",
+        "resilient/agent/verdict/decide.py",
+        "exit_code(outcome.status) or PeerFailed.exit_code",
+        "PeerFailed.exit_code",
+        "tests/unit/agent/test_closed_rendezvous.py",
+    ),
+    Mutant(
+        "hosts go on although fewer are left than they must be",
+        "resilient/agent/nodes/parting.py",
+        " and left >= nodes_min",
+        "",
+        PARTING,
+    ),
+    Mutant(
+        "hosts go on where nobody knows who was asked",
+        "resilient/agent/nodes/parting.py",
+        "bool(asked) and all(",
+        "all(",
+        PARTING,
+    ),
+    Mutant(
+        "hosts go on although the whole run was asked to stop",
+        "resilient/agent/nodes/parting.py",
+        "how == Asked.ALONE.value for how in asked",
+        "bool(how) for how in asked",
+        PARTING,
+    ),
+    Mutant(
+        "hosts go on to meet where the rendezvous leaves with its host",
+        "resilient/agent/nodes/roster.py",
+        "        if is_served_here(self._handler):\n            how = Asked.WITH_RENDEZVOUS\n",
+        "",
+        PARTING,
+    ),
+    Mutant(
+        "whoever is connected to the rendezvous serves it",
+        "resilient/agent/nodes/connections.py",
+        "bool(is_listening) and one",
+        "one",
+        PARTING,
+    ),
+    Mutant(
+        "a host that leaves is waited for until its heartbeats are missed",
+        "resilient/agent/nodes/leaving.py",
+        "        handler._op_executor.run(_RendezvousExitOp(), deadline)  # noqa: SLF001\n",
+        "",
+        PARTING,
+    ),
+    Mutant(
+        "a host is asked to leave and its ranks tell the others first",
+        "resilient/agent/watch.py",
+        "            self._members.part(self._told)\n"
+        "            tell_stop(self._notes, self._told)\n"
+        "        self._group.signal(signal.SIGTERM)\n",
+        "            tell_stop(self._notes, self._told)\n"
+        "        self._group.signal(signal.SIGTERM)\n"
+        "        self._members.part(self._told or self._stops.request)\n",
+        PARTING,
+    ),
+    Mutant(
+        "a host that was asked itself goes on with the others",
+        "resilient/agent/nodes/membership.py",
+        "        if request is None:\n            return self._roster.stay()\n",
+        "        if request is None or self._roster:\n            return self._roster.stay()\n",
+        PARTING,
+    ),
+    Mutant(
+        "hosts that were not asked leave with those that were",
+        "resilient/agent/verdict/decide.py",
+        "    if outcome.hosts_left:\n        return Restart",
+        "    if False:\n        return Restart",
+        PARTING,
+    ),
+    Mutant(
+        "a request for all hosts is forgotten when another comes",
+        "resilient/world/stopping.py",
+        "is_for_all = self.is_for_all or other.is_for_all",
+        "is_for_all = other.is_for_all",
+        PARTING,
+    ),
+    Mutant(
+        "Ctrl-C takes one host out of a run",
+        "resilient/agent/stops.py",
+        "is_for_all = number == signal.SIGINT",
+        "is_for_all = False",
+        PARTING,
+    ),
+    Mutant(
+        "a host that left as asked is told as lost",
+        "resilient/agent/nodes/roster.py",
+        " for node in self._missing() if node not in self._parted]",
+        " for node in self._missing()]",
+        PARTING,
+    ),
+    Mutant(
+        "a run of which hosts may leave is not stopped as a whole",
+        "cli/resilient_cli/commands/stopping.py",
+        "    if not this_host:\n",
+        "    if False:\n",
+        "tests/process/test_leaving_hosts.py -k from_one_host",
+    ),
+    Mutant(
+        "who hears later that all are meant does not say so",
+        WATCH,
+        "            if is_told and self._stops.request is not self._told:\n",
+        "            if False:\n",
+        PARTING,
     ),
 ]

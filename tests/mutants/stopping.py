@@ -13,13 +13,15 @@ KILLED = "tests/process/test_killed_while_stopping.py"
 CAUSES = "tests/process/test_causes_told.py"
 STARTING = "tests/process/test_stop_at_startup.py"
 TABLE = "resilient/agent/verdict/decide.py"
+OUTCOME = "resilient/agent/verdict/outcome.py"
 WATCH = "resilient/agent/watch.py"
 BOOKS = "resilient/agent/judging.py"
+FOLDERS = "tests/process/test_folders_left.py"
 
 MUTANTS = [
     Mutant(
         "a rank that was killed for memory was taken from outside",
-        TABLE,
+        OUTCOME,
         "self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL",
         "self.status == -signal.SIGKILL",
         DECIDE,
@@ -33,9 +35,9 @@ MUTANTS = [
     ),
     Mutant(
         "a stop with a taken rank is no interruption",
-        TABLE,
-        "return self.is_taken or self.status in",
-        "return self.status in",
+        OUTCOME,
+        "return self.is_taken or is_asked",
+        "return is_asked",
         DECIDE,
     ),
     Mutant(
@@ -110,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "a life that was ended from outside before any step is no crash loop",
-        TABLE,
+        OUTCOME,
         "self.is_taken and self.has_stepped",
         "self.is_taken",
         HISTORY,
@@ -163,5 +165,33 @@ MUTANTS = [
         "        signal.raise_signal(number)\n",
         "        pass\n",
         EARLY,
+    ),
+    Mutant(
+        "the folder of a killed agent is left for ever",
+        "resilient/agent/folder.py",
+        "        if _is_own(path):\n",
+        "        if False:\n",
+        FOLDERS,
+    ),
+    Mutant(
+        "the folder of a living agent is removed",
+        "resilient/agent/folder.py",
+        "    lock = lock_folder(path)\n",
+        "    lock = os.open(path, os.O_RDONLY)\n",
+        FOLDERS,
+    ),
+    Mutant(
+        "the folder of an agent that begins is removed",
+        "resilient/agent/folder.py",
+        " and (path / _MARK).exists()",
+        "",
+        FOLDERS,
+    ),
+    Mutant(
+        "who loses others while stopping says that trying again is no use",
+        TABLE,
+        "    if outcome.is_deserted:\n",
+        "    if False:\n",
+        DECIDE,
     ),
 ]

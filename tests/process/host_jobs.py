@@ -111,6 +111,14 @@ class HostAgent:
         return self.process.wait(PATIENCE_SECONDS)
 
 
+def calm_digest(folder: Path, job: dict[str, object]) -> str:
+    """Return the digest of the run of a job when nothing happens to it."""
+    command = [sys.executable, str(SCRIPT), "sizes", str(folder), "1", json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["1"])
+
+
 def audited(folder: Path) -> dict[str, object]:
     """Return what `resilient audit` says of a run; it must be proven."""
     command = [sys.executable, "-m", "resilient_cli", "audit", str(folder), "--json"]

@@ -1,6 +1,7 @@
 """Exit codes of `resilient train`, with real agents and real workers."""
 
 import json
+import re
 import time
 
 import pytest
@@ -81,7 +82,9 @@ def test_a_failed_group_is_restarted_until_it_succeeds(train):
     agent = train(f"if life < 3:\n    {FAIL_AT_ONCE}", "--max-restarts", "3")
     assert agent.end() == 0, agent.err
     assert len(agent.said("pid")) == 3
-    assert "restart as life 3, 1 restarts left" in agent.err
+    assert "restart as life 2, 2 restarts left" in agent.err
+    # The second in a row that got nowhere has the next one wait.
+    assert re.search(r"restart as life 3 in \d\.\d s, 1 restarts left", agent.err)
 
 
 def test_restarts_are_used_up_and_then_the_code_is_passed_on(train):
@@ -111,10 +114,17 @@ def test_lives_without_a_new_checkpoint_end_with_70(train, tmp_path):
     assert "checkpoint-2-g1 is committed" in agent.err
 
 
-def test_without_a_repository_only_the_restarts_limit_the_lives(train):
-    agent = train("sys.exit(1)", "--max-restarts", "4")
-    assert agent.end() == 1
-    assert len(agent.said("pid")) == 5
+def test_lives_that_hardly_begin_end_with_70_without_a_repository_too(train):
+    agent = train("1 / 0", "--max-restarts", "9")
+    assert agent.end() == 70, agent.err
+    assert len(agent.said("pid")) == 3
+    assert "ZeroDivisionError" in agent.err
+
+
+def test_without_a_repository_only_the_restarts_limit_lives_that_were_seen_to_train(train):
+    agent = train("import resilient\nresilient.heartbeat(1)\nsys.exit(1)", "--max-restarts", "3")
+    assert agent.end() == 1, agent.err
+    assert len(agent.said("pid")) == 4
 
 
 @pytest.mark.parametrize(("keeper", "least"), [("auto", 0.2), ("none", 2)])

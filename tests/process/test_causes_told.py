@@ -96,7 +96,7 @@ def test_causes_of_failures_are_told_as_one_word(train):
         "    sys.exit(9)\n"
         "if life == 3:\n"
         "    os.abort()\n",
-        *("--events", "events"),
+        *("--events", "events", "--max-no-progress", "0"),
     )
     assert agent.end() == 0, agent.err
     assert [one["cause"] for one in events(agent, "WorkerFailed")] == [

@@ -5,13 +5,9 @@ Reduction is canonical, so how a run ends is the same to the bit whatever happen
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 from canonical_job import digest
-from host_jobs import SCRIPT, audited
+from host_jobs import audited, calm_digest
 
 STEPS = 24
 JOB = {"max_steps": STEPS}
@@ -20,11 +16,7 @@ JOB = {"max_steps": STEPS}
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     """The digest of the run when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("calm")
-    command = [sys.executable, str(SCRIPT), "sizes", str(folder), "1", json.dumps(JOB)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["1"]
+    return calm_digest(tmp_path_factory.mktemp("calm"), JOB)
 
 
 @pytest.fixture

@@ -6,17 +6,14 @@ same to the bit whatever happened on the way.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from canonical_job import digest
-from host_jobs import SCRIPT, audited
+from host_jobs import SCRIPT, audited, calm_digest
 
 STEPS = 16
 JOB = {"max_steps": STEPS}
@@ -26,11 +23,7 @@ HANG_FLOOR_SECONDS = 3
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     """The digest of the run when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("calm")
-    command = [sys.executable, str(SCRIPT), "sizes", str(folder), "1", json.dumps(JOB)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["1"]
+    return calm_digest(tmp_path_factory.mktemp("calm"), JOB)
 
 
 @pytest.fixture

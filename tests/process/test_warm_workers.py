@@ -123,7 +123,7 @@ def test_a_dead_nursery_means_a_cold_start_and_is_replaced(train):
     agent = train(
         WAITS + "sys.exit(1 if life < 4 else 0)\n",
         *EVENTS,
-        *("--nproc-per-node", "2", "--max-restarts", "3"),
+        *("--nproc-per-node", "2", "--max-restarts", "3", "--max-no-progress", "0"),
     )
     first = wait_until_warm(agent)
     # Stopped, it does not answer, and the agent ends it.

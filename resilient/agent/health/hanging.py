@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from resilient.agent.health.stacks import RankStacks, alike, main_stack
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import Kind, Outcome
 from resilient.agent.verdict.failures import Failure, WorkerError
+from resilient.agent.verdict.outcome import Kind, Outcome
 from resilient.errors import DeadlineExceeded
 from resilient.events import Event, Level
 

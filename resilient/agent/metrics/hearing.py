@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from resilient.agent.metrics import names
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import Kind
+from resilient.agent.verdict.outcome import Kind
 from resilient.format.names import parse_checkpoint
 
 if TYPE_CHECKING:

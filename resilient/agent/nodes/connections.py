@@ -6,8 +6,12 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from resilient.world.serving import limit_silence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def limit_silence_toward(port: int, seconds: float) -> None:
@@ -20,20 +24,39 @@ def limit_silence_toward(port: int, seconds: float) -> None:
         port: of the store, on whichever host.
         seconds: of silence until the kernel ends a connection.
     """
+    for connection in _open_sockets():
+        with suppress(OSError):
+            if connection.getpeername()[1] == port:
+                limit_silence(connection, seconds)
+
+
+def is_served_here(handler: Any) -> bool:
+    """Say whether the store of a rendezvous ends with this process.
+
+    Torch does not tell which of several agents on a host has come first and listens.
+    """
+    port = getattr(getattr(handler, "_store", None), "port", None)
+    return port is not None and any(_listens_at(one, port) for one in _open_sockets())
+
+
+def _listens_at(one: socket.socket, port: int) -> bool:
+    with suppress(OSError):
+        is_listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return bool(is_listening) and one.getsockname()[1] == port
+    return False
+
+
+def _open_sockets() -> Iterator[socket.socket]:
+    """Yield a copy of each TCP socket that is open here, closed when the next one comes."""
     for one in list(Path("/proc/self/fd").iterdir()):
         # Anything may be open, and may be closed meanwhile.
         with suppress(OSError):
             copy = os.dup(int(one.name))
             try:
-                connection = socket.socket(fileno=copy)
+                found = socket.socket(fileno=copy)
             except OSError:
                 os.close(copy)
                 continue
-            with connection:
-                _limit(connection, port, seconds)
-
-
-def _limit(connection: socket.socket, port: int, seconds: float) -> None:
-    is_tcp = connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX
-    if is_tcp and connection.getpeername()[1] == port:
-        limit_silence(connection, seconds)
+            with found:
+                if found.type == socket.SOCK_STREAM and found.family != socket.AF_UNIX:
+                    yield found

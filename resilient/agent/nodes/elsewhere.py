@@ -56,6 +56,29 @@ class HangElsewhere(Event):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LossElsewhere(Event):
+    """The ranks of this host ended, and tell of nothing but the loss of one of another host.
+
+    Attributes:
+        rank: of this host that told of it first.
+        status: how it ended: exit code, or minus the signal's number.
+        error: in its words.
+    """
+
+    level: ClassVar[Level] = Level.INFO
+    rank: int
+    status: int
+    error: str
+
+    def line(self) -> str:
+        """Say who lost whom, as far as that is known here."""
+        return (
+            f"rank {self.rank} lost a rank of another host, which is no failure of this host: the "
+            f"hosts meet again. It said: {self.error}"
+        )
+
+
 class Elsewhere:
     """Compares the ranks of this host with those of the others of its life.
 
@@ -75,6 +98,7 @@ class Elsewhere:
         self._key = f"resilient/standing/{attempt}"
         self._node = node
         self._others = [one for one in range(nodes) if one != node]
+        self._written: list[int] = []
         self._clock = clock
         self._emit = emit
         self._own: Standing | None = None
@@ -172,14 +196,22 @@ class Elsewhere:
             store.set(f"{self._key}/{self._node}", own.dump(self._number))
 
     def _listen(self, store: Any) -> None:
-        """Read what the others wrote; of what stands there already nobody knows how old it is."""
+        """Read what the others wrote; of what stands there already nobody knows how old it is.
+
+        It is one question once all have written: each is a way to the store and back, and a lossy
+        network that slows down many of them keeps this host from being heard itself.
+        """
         heard = self._heard
-        for node in self._others:
-            key = f"{self._key}/{node}"
-            if not store.check([key]):
-                continue
+        self._written += [
+            one
+            for one in self._others
+            if one not in self._written and store.check([f"{self._key}/{one}"])
+        ]
+        keys = [f"{self._key}/{node}" for node in self._written]
+        texts = store.multi_get(keys) if keys else []
+        for node, text in zip(self._written, texts, strict=True):
             with suppress(ValueError):
-                number, standing = parse_standing(store.get(key).decode())
+                number, standing = parse_standing(text.decode())
                 known, _, at_seconds = heard.get(node, (number, standing, None))
                 if number != known:
                     at_seconds = self._clock.monotonic_seconds()

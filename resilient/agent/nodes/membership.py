@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from resilient.agent.nodes.roster import Roster
     from resilient.clock import Clock
+    from resilient.world.stopping import StopRequest
 
 _LEAVE_SECONDS = 5.0
 
@@ -94,6 +95,17 @@ class MembershipWatch:
     def tell_silence(self) -> None:
         """Say who is gone now that the rendezvous is."""
         self._roster.tell_silence()
+
+    def part(self, request: StopRequest | None) -> int:
+        """Return how many nodes go on without those that were asked to leave, 0 if all leave.
+
+        Args:
+            request: to this node, which says so to the others and leaves; None if there was none.
+        """
+        if request is None:
+            return self._roster.stay()
+        self._roster.say_asked(is_for_all=request.is_for_all)
+        return 0
 
     def overlook(self) -> None:
         """Take back that there was a change, because it matters to nobody here, and look again."""

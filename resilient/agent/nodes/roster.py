@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
+from resilient.agent.nodes.answering import addresses_of, who_answers
+from resilient.agent.nodes.connections import is_served_here
+from resilient.agent.nodes.parting import Asked, HostsLeave, hosts_that_stay
 from resilient.agent.nodes.silence import RoundStore
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -23,15 +24,10 @@ if TYPE_CHECKING:
 
 # A node that starts again is nowhere for a moment, and what the handler knows is up to 1 s old.
 _NOWHERE_SECONDS = 2.5
-_ANSWER_SECONDS = 1.0
-# A host may have several addresses, and its name has to be resolved.
-_ASKED_SECONDS = 3.0
-_PROBED_AT_ONCE_MAX = 32
-# tcpmux: whoever is there refuses it, or even accepts.
-_PROBED_PORT = 1
 _REGROUPING = "resilient/regrouping"
-
-T = TypeVar("T")
+_STAYS = b"stays"
+_SAYING_SECONDS = 0.5
+_TOGETHER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,7 @@ class Roster:
         self._missing_since_seconds: dict[Any, float] = {}
         self._emit = emit
         self._is_told = False
+        self._parted: frozenset[Any] = frozenset()
 
     @property
     def nodes(self) -> int:
@@ -144,8 +141,17 @@ class Roster:
         self._missing_since_seconds = {}
 
     def missing(self) -> list[str]:
-        """Return the addresses of nodes that are not there now, after another rendezvous."""
-        return [str(node.addr) for node in self._missing()]
+        """Return the addresses of nodes that are not there now, after another rendezvous.
+
+        Those that were asked to leave are none. The store of the round is gone with a host.
+        """
+        return [str(node.addr) for node in self._missing() if node not in self._parted]
+
+    def tell_missing(self) -> list[str]:
+        """Tell who is not there after another rendezvous, and return their addresses."""
+        missing = self.missing()
+        self.tell(missing)
+        return missing
 
     def tell(self, addresses: list[str]) -> None:
         """Tell that these nodes of the life are gone, once, and whether their hosts answer."""
@@ -167,7 +173,7 @@ class Roster:
             return
         there, silent = who_answers(others)
         server = _served_at(self._handler)
-        found = _addresses_of({server, *others})
+        found = addresses_of({server, *others})
         agents = [one for one in there if found[server] & found[one]]
         # Where nobody answers it may be this host that is cut off.
         hosts = silent if there else [one for one in silent if found[server] & found[one]]
@@ -185,6 +191,49 @@ class Roster:
             with suppress(dist.DistError):
                 self._store.set(_goodbye_key(node), "1")
 
+    def say_asked(self, *, is_for_all: bool) -> None:
+        """Let the others know that this node was asked to leave, before its ranks are told."""
+        place = self._place
+        if place is None or self.nodes < _TOGETHER:
+            return
+        how = Asked.WITH_ALL if is_for_all else Asked.ALONE
+        if is_served_here(self._handler):
+            how = Asked.WITH_RENDEZVOUS
+        # The ranks are told whatever became of whoever serves the store: it may be gone just now.
+        thread = threading.Thread(
+            target=self._say, args=(_asked_key(place), how.value), name="say-asked", daemon=True
+        )
+        thread.start()
+        thread.join(_SAYING_SECONDS)
+
+    def stay(self) -> int:
+        """Return how many nodes go on without those that were asked to leave, 0 if all leave.
+
+        Only for one that was not asked, once its ranks have ended: it says that it stays, which
+        those that leave wait for. A store that does not answer tells nothing, so all leave.
+        """
+        settings: Any = getattr(self._handler, "settings", None)
+        if self._place is None or settings is None or self.nodes < _TOGETHER:
+            return 0
+        with suppress(dist.DistError):
+            asked = {node: self._read(_asked_key(place)) for node, place in self._nodes.items()}
+            leaving = {node: how.decode() for node, how in asked.items() if how}
+            left = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
+            if left:
+                self._parted = frozenset(leaving)
+                self._store.set(_goodbye_key(self._place), _STAYS)
+                hosts = sorted(str(one.addr) for one in leaving)
+                self._emit(HostsLeave(hosts, left, settings.min_nodes, settings.max_nodes))
+            return left
+        return 0
+
+    def is_outlasted(self) -> bool:
+        """Say whether others of the round go on without this node, as far as they said so."""
+        others = (place for place in self._nodes.values() if place != self._place)
+        with suppress(dist.DistError):
+            return any(self._read(_goodbye_key(place)) == _STAYS for place in others)
+        return False
+
     def has_spares(self) -> bool:
         """Say whether nodes wait for room in the world, by what was heard."""
         state = _state_of(self._handler)
@@ -201,6 +250,18 @@ class Roster:
             return not all(self._store.check([_goodbye_key(one)]) for one in others)
         return False
 
+    @property
+    def _place(self) -> int | None:
+        """Where this node is in the round."""
+        return self._nodes.get(getattr(self._handler, "_this_node", None))
+
+    def _say(self, key: str, word: str) -> None:
+        with suppress(dist.DistError):
+            self._store.set(key, word)
+
+    def _read(self, key: str) -> bytes:
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
     def _missing(self) -> list[Any]:
         state = _state_of(self._handler)
         if state is None:
@@ -212,74 +273,17 @@ class Roster:
         return bool(self._store.check([_goodbye_key(self._nodes[node])]))
 
 
-def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return which hosts are there, so only their agents have gone, and which do not answer.
-
-    A host that a firewall hides looks like one that is gone.
-    """
-    answers = _asked(_answers, addresses, otherwise=lambda _: False)
-    found = sorted(answers)
-    return [one for one in found if answers[one]], [one for one in found if not answers[one]]
-
-
-def _asked(
-    question: Callable[[str], T], hosts: Iterable[str], otherwise: Callable[[str], T]
-) -> dict[str, T]:
-    """Ask something of hosts at once, and return what is known by the deadline of each.
-
-    Args:
-        question: may be held by a resolver that does not answer, which nothing can interrupt.
-        hosts: names or addresses.
-        otherwise: the answer for one of whom nothing is known in time.
-    """
-
-    def ask(host: str) -> T:
-        told: list[T] = []
-        thread = threading.Thread(
-            target=lambda: told.append(question(host)), name="ask-host", daemon=True
-        )
-        thread.start()
-        thread.join(_ASKED_SECONDS)
-        return told[0] if told else otherwise(host)
-
-    found = sorted(set(hosts))
-    if not found:
-        return {}
-    with ThreadPool(min(len(found), _PROBED_AT_ONCE_MAX)) as pool:
-        return dict(zip(found, pool.map(ask, found), strict=True))
-
-
-def _answers(address: str) -> bool:
-    try:
-        socket.create_connection((address, _PROBED_PORT), _ANSWER_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
 def _served_at(handler: RendezvousHandler) -> str:
     """Return the host of the rendezvous; empty where it is not one process that serves it."""
     return str(getattr(getattr(handler, "_store", None), "host", ""))
 
 
-def _addresses_of(hosts: Iterable[str]) -> dict[str, set[str]]:
-    """Return the addresses of hosts; the name of one that none is known of."""
-    return _asked(_resolved, hosts, otherwise=lambda one: {one} - {""})
-
-
-def _resolved(host: str) -> set[str]:
-    if not host:
-        return set()
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError:
-        return {host}
-
-
 def _goodbye_key(node: int) -> str:
     return f"resilient/goodbye/{node}"
+
+
+def _asked_key(node: int) -> str:
+    return f"resilient/asked/{node}"
 
 
 def _state_of(handler: RendezvousHandler) -> Any:

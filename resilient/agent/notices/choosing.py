@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from resilient.agent.notices.gcp import GcpSource
 from resilient.agent.notices.hook import HookSource
 from resilient.agent.notices.polled import PolledSource
 from resilient.agent.notices.slurm import SlurmSource
+from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +60,18 @@ def choose_sources(
     elif words == ["off"] or not words:
         words = []
     return [source for word in words for source in _sources(word, environ, clock)]
+
+
+def names_of_sources(text: str) -> list[str]:
+    """Return the names of the sources that a user asks for on this machine; none stays open.
+
+    Raises:
+        ConfigError: as :func:`choose_sources`.
+    """
+    sources = choose_sources(text, os.environ, SystemClock())
+    for one in sources:
+        one.close()
+    return [one.name for one in sources]
 
 
 def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:

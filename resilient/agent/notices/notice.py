@@ -20,11 +20,13 @@ class Notice:
         reason: for a person, the source first: ``aws: spot terminate``.
         at_seconds: when the host goes, in seconds of unix time; None if nobody says.
         is_advice: it is only likelier than before that the host will go.
+        is_for_all: all hosts of the run go, and not this one alone.
     """
 
     reason: str
     at_seconds: float | None = None
     is_advice: bool = False
+    is_for_all: bool = False
 
 
 class SourceLost(Exception):
@@ -86,6 +88,8 @@ def moment_of(text: str) -> float:
 def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> Notice:
     """Return the notice of ``{"reason": ..., "seconds": ...}`` or ``{..., "at": ...}``.
 
+    With ``"all": true`` it is for all hosts of the run.
+
     Args:
         document: as a person or a script wrote it; all of it may be left out.
         name: of the source.
@@ -95,11 +99,15 @@ def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> N
         SourceGarbled: a value is not what it should be.
     """
     reason = str(document.get("reason") or "asked to stop")[:200]
+    is_for_all = document.get("all", False)
+    if not isinstance(is_for_all, bool):
+        raise SourceGarbled(f"`all` is {is_for_all!r} and neither true nor false")
     if "at" in document:
-        return Notice(f"{name}: {reason}", moment_of(str(document["at"])))
+        at_seconds = moment_of(str(document["at"]))
+        return Notice(f"{name}: {reason}", at_seconds, is_for_all=is_for_all)
     seconds = document.get("seconds")
     if seconds is None:
-        return Notice(f"{name}: {reason}")
+        return Notice(f"{name}: {reason}", is_for_all=is_for_all)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise SourceGarbled(f"`seconds` is {seconds!r} and no number of seconds")
-    return Notice(f"{name}: {reason}", since_seconds + seconds)
+    return Notice(f"{name}: {reason}", since_seconds + seconds, is_for_all=is_for_all)

@@ -62,11 +62,11 @@ class SlurmSource:
                 if not self._planned:
                     raise
             else:
-                return None if at_seconds is None else Notice(reason, at_seconds)
+                return None if at_seconds is None else Notice(reason, at_seconds, is_for_all=True)
         if not self._planned:
             return None
         try:
-            return Notice(reason, float(self._planned))
+            return Notice(reason, float(self._planned), is_for_all=True)
         except ValueError as error:
             raise SourceGarbled(f"SLURM_JOB_END_TIME is {self._planned[:40]!r}") from error
 

@@ -135,7 +135,7 @@ class Watcher:
             self._heard.append(source)
             self._emit(facts.NoticeHeard(notice.reason, left_seconds, 0.0))
             deadline_seconds = self._clock.monotonic_seconds() + may_take_seconds
-            self._ear.tell(StopRequest(notice.reason, deadline_seconds))
+            self._ear.tell(StopRequest(notice.reason, deadline_seconds, notice.is_for_all))
 
 
 class _Listening:

@@ -54,6 +54,13 @@ _GPU = re.compile(
     r"unspecified launch failure|device-side assert|fallen off the bus"
 )
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")
+# Only in the words of a collective, or of the store that all share: a script has connections too.
+_PEER_GONE = re.compile(
+    r"gloo/transport/.*(Read error|Write error|Connection (closed|reset) by peer|Socket closed)|"
+    r"ncclRemoteError|remote process exit|"
+    r"^Dist\w+Error: .*(Broken pipe|Connection reset by peer|Connection was likely closed)",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,19 @@ class Evidence:
 NOTHING_SEEN = Evidence()
 
 
+def is_echo(code: str, message: str) -> bool:
+    """Say whether an error only tells that another rank failed or went silent.
+
+    It comes after what it tells of, whenever it was written: a rank that ends without a word has
+    its connections closed before anybody can see that it ended.
+
+    Args:
+        code: the RES id of the error, if it was one of ours.
+        message: with its type in front.
+    """
+    return code in ECHO_CODES or bool(_PEER_GONE.search(message))
+
+
 def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Cause, str]:
     """Return why a worker failed, and what proves it, for a person.
 
@@ -88,8 +108,9 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
         found = _of_kill(status, seen)
         if found is not None:
             return found
-    if code in _BY_CODE:
-        return _BY_CODE[code], ""
+    # A device that breaks takes its own connections along.
+    if code in _BY_CODE or (is_echo(code, message) and not seen.gpu_faults):
+        return _BY_CODE.get(code, Cause.PEER), ""
     if _DISK_FULL.search(message):
         return Cause.DISK_FULL, ""
     if _GPU.search(message) or seen.gpu_faults:

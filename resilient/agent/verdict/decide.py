@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.naming import SIGNAL_BASE, exit_code, name_of
-from resilient.errors import CrashLoop, PeerFailed, Preempted
+from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
+from resilient.errors import CrashLoop, PeerFailed
 
-CODE_PREEMPTED = Preempted.exit_code
 PERMANENT_CODES = frozenset({2, 3, 65, 66, 69, 70, 73, 77, 78, 80})
 """Exit codes that say that another try would end the same way."""
 
@@ -23,71 +22,6 @@ _BACKOFF_SECONDS = 1.0
 _BACKOFF_SECONDS_MAX = 300.0
 CODES_OF_LEAVING_AT_ONCE = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGINT})
 """What a worker that listened ends with when its time is over, unlike one killed by the signal."""
-
-
-class Kind(Enum):
-    """How a life ended; the first column of the table."""
-
-    SUCCEEDED = "succeeded"
-    PREEMPTED = "preempted"
-    FAILED = "failed"
-    REGROUPED = "regrouped"
-    STOPPED = "stopped"
-    KILLED = "killed"
-    UNREACHABLE = "unreachable"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happened to the group.
-
-    Attributes:
-        kind: how the life ended.
-        status: of the worker that failed first: its exit code, or minus the signal's number.
-        stop_signal: the signal that asked the agent to stop, 0 when none did.
-        is_echo: the worker only reports that a rank elsewhere failed.
-        reason: detail for a person, where the kind alone does not say it.
-        cause: why the worker failed that failed first.
-        is_joined: of REGROUPED, whether nodes want to join; else some have left.
-        is_host_broken: whether a device reported a fault, or a worker cannot be killed.
-        is_unsaved: whether a worker of this life said that SIGTERM costs it what it has not saved.
-        has_stepped: of FAILED, whether a worker of this host had finished a step in this life.
-        newest: the newest checkpoint, None where nothing was committed; empty when not known.
-    """
-
-    kind: Kind
-    status: int = 0
-    stop_signal: int = 0
-    is_echo: bool = False
-    reason: str = ""
-    cause: Cause | None = None
-    is_joined: bool = False
-    is_host_broken: bool = False
-    is_unsaved: bool = False
-    has_stepped: bool = False
-    newest: str | None = ""
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether the rank that ended first was killed from outside, and not for memory."""
-        return self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL
-
-    @property
-    def is_robbed(self) -> bool:
-        """Whether a life that trained was ended from outside: no sign that its script loops."""
-        return self.kind is Kind.FAILED and self.is_taken and self.has_stepped
-
-    def in_a_stop(self) -> Outcome:
-        """Return what a failure is that falls into a stop: part of it, if its rank was taken."""
-        is_part = self.kind is Kind.FAILED and self.is_taken
-        return replace(self, kind=Kind.STOPPED) if is_part else self
-
-    @property
-    def is_interruption(self) -> bool:
-        """Whether somebody took machines away, or asked to stop, and nobody failed."""
-        if self.kind is Kind.STOPPED:
-            return self.is_taken or self.status in (CODE_PREEMPTED, -signal.SIGTERM)
-        return self.kind is Kind.PREEMPTED or (self.kind is Kind.REGROUPED and not self.is_joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +41,7 @@ class Budget:
         jitter: factor of a wait, so that hosts do not come back all at once.
         again: what to type so that the run goes on; see
             :func:`resilient.agent.verdict.naming.name_command`.
+        losses_left: lives that may lose ranks of other hosts while nothing tells of progress.
     """
 
     restarts_left: int = 3
@@ -118,6 +53,7 @@ class Budget:
     may_leave: bool = False
     jitter: float = 1.0
     again: str = "the same command"
+    losses_left: int = 3
 
     def after(self, action: Action) -> Budget:
         """Return the budget with the action paid for."""
@@ -174,9 +110,19 @@ def decide(outcome: Outcome, budget: Budget) -> Action:
 
 
 def _after_regrouping(outcome: Outcome, budget: Budget) -> Action:
+    if outcome.is_loss:
+        return _after_loss(outcome, budget)
     if outcome.is_joined:
         return Restart("membership", is_paid=False)
     return _interrupted(budget) or Restart("membership", is_paid=False)
+
+
+def _after_loss(outcome: Outcome, budget: Budget) -> Action:
+    if budget.losses_left <= 0:
+        why = "ranks of other hosts were lost too often, and no progress was seen between"
+        return GiveUp(PeerFailed.exit_code, why)
+    again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
+    return _of_crash_loop(outcome, budget) or again
 
 
 def _interrupted(budget: Budget) -> Action | None:
@@ -195,16 +141,22 @@ def _leave(outcome: Outcome, budget: Budget) -> Action:
     if outcome.kind is Kind.SUCCEEDED:
         return Finish(0, "all workers are done")
     if outcome.kind is Kind.PREEMPTED:
-        return _interrupted(budget) or Finish(
-            CODE_PREEMPTED, f"preempted and saved: {budget.again} resumes"
-        )
+        return _interrupted(budget) or _after_save(outcome, budget)
     if outcome.kind is Kind.KILLED:
         return GiveUp(
             SIGNAL_BASE + (outcome.stop_signal or signal.SIGKILL),
             "workers had to be killed before they had saved; the last durable checkpoint is "
             f"intact and {budget.again} resumes from it",
         )
-    return GiveUp(PeerFailed.exit_code, outcome.reason or "the other nodes cannot be reached")
+    told = exit_code(outcome.status) or PeerFailed.exit_code
+    return GiveUp(told, outcome.reason or "the other nodes cannot be reached")
+
+
+def _after_save(outcome: Outcome, budget: Budget) -> Action:
+    """Cover ranks that all agreed to leave, because some hosts were asked to or all were."""
+    if outcome.hosts_left:
+        return Restart("membership", is_paid=False)
+    return Finish(CODE_PREEMPTED, f"preempted and saved: {budget.again} resumes")
 
 
 def _after_failure(outcome: Outcome, budget: Budget) -> Action:
@@ -303,6 +255,10 @@ def _as_asked(outcome: Outcome, budget: Budget) -> Action:
         return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
     if outcome.is_taken:
         return _of_doomed(outcome, budget)
+    if outcome.is_deserted:
+        why = "other ranks were lost or silent while the run was being stopped: the work since "
+        why += f"{outcome.newest} is lost at most; it is intact and {budget.again} resumes"
+        return Finish(CODE_PREEMPTED, why)
     if not outcome.is_unsaved:
         return Finish(
             CODE_PREEMPTED,

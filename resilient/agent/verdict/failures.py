@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.verdict.causes import ECHO_CODES, NOTHING_SEEN, Cause, Evidence, find_cause
-from resilient.agent.verdict.decide import CODE_PREEMPTED
+from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence, find_cause, is_echo
+from resilient.agent.verdict.outcome import CODE_PREEMPTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class WorkerError:
     @property
     def is_echo(self) -> bool:
         """Whether it only says that another rank failed or went silent."""
-        return self.code in ECHO_CODES
+        return is_echo(self.code, self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class Failure:
     def cause(self) -> Cause:
         """Why it failed, as far as that is known."""
         return self._found[0]
+
+    @property
+    def is_mere_echo(self) -> bool:
+        """Whether nothing is known but that another rank failed or went silent."""
+        return self.error.is_echo and self.cause is Cause.PEER
 
     @property
     def proof(self) -> str:
@@ -136,9 +141,12 @@ def _is_own(failure: Failure, before_seconds: float) -> bool:
     return failure.exit.seen_at_seconds <= before_seconds and not failure.exit.is_killed
 
 
-def _order(failure: Failure) -> tuple[bool, float]:
-    """Order by time of failure; whoever only reports another's failure comes last."""
-    return failure.error.is_echo, failure.at_seconds
+def _order(failure: Failure) -> tuple[bool, float, bool]:
+    """Order by time of failure; whoever only reports another's failure comes last.
+
+    Of those seen in one look an abort does: it is how a collective library may report a loss.
+    """
+    return failure.error.is_echo, failure.at_seconds, failure.exit.status == -signal.SIGABRT
 
 
 def _number(value: Any) -> float | None:

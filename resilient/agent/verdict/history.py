@@ -6,9 +6,12 @@ import random
 from dataclasses import dataclass, replace
 
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import Budget, Kind, Outcome
+from resilient.agent.verdict.decide import Budget
+from resilient.agent.verdict.outcome import Kind, Outcome
 
 _JITTER_MIN = 0.5
+# Where a failure of this host may not be tried again at all, one of another host still may.
+_LOSSES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,22 @@ class History:
         failures: when lives failed, monotonic seconds.
         host_failures: the same of those whose first failure was on this host.
         preemptions: how often the run was interrupted, before this agent included.
-        no_progress_lives: lives in a row, the last included, that failed and committed nothing;
-            one that was robbed counts neither for nor against.
+        no_progress_lives: lives in a row, the last included, that failed, or lost ranks of other
+            hosts, and committed nothing; one that was robbed counts neither for nor against.
+        losses: when lives ended with the loss of ranks of other hosts, since the last of them
+            that is known to have made progress.
     """
 
     failures: tuple[float, ...] = ()
     host_failures: tuple[float, ...] = ()
     preemptions: int = 0
     no_progress_lives: int = 0
+    losses: tuple[float, ...] = ()
 
     def after(self, outcome: Outcome, at_seconds: float, *, progressed: bool | None) -> History:
         """Return the history with one more life; whether it ``progressed`` may not be known."""
+        if outcome.is_loss:
+            return self._after_loss(at_seconds, progressed=progressed)
         if outcome.kind is not Kind.FAILED:
             interrupted = outcome.is_interruption
             return replace(self, preemptions=self.preemptions + 1) if interrupted else self
@@ -62,6 +70,12 @@ class History:
             no_progress_lives=lives if is_silent else 0 if progressed else lives + 1,
         )
 
+    def _after_loss(self, at_seconds: float, *, progressed: bool | None) -> History:
+        if progressed:
+            return replace(self, losses=(), no_progress_lives=0)
+        lives = self.no_progress_lives + (progressed is False)
+        return replace(self, losses=(*self.losses, at_seconds), no_progress_lives=lives)
+
     def budget(
         self, limits: Limits, at_seconds: float, *, seed: str = "", may_leave: bool = False
     ) -> Budget:
@@ -74,6 +88,7 @@ class History:
             may_leave: whether the other hosts can go on without this one.
         """
         recent = _within(self.failures, limits, at_seconds)
+        losses = _within(self.losses, limits, at_seconds)
         most = limits.preemptions_max
         drawn = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
         return Budget(
@@ -85,6 +100,7 @@ class History:
             host_failures_max=limits.host_failures_max,
             may_leave=may_leave,
             jitter=_JITTER_MIN + (1 - _JITTER_MIN) * drawn,
+            losses_left=max(limits.restarts_max, _LOSSES_MIN) + 1 - max(0, len(losses) - 1),
         )
 
 

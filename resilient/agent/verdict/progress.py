@@ -50,21 +50,23 @@ class ProgressLog:
         if not isinstance(found, Progress) or self.newest is Progress.UNTOLD:
             self.newest = found
 
-    def count_failure(self) -> bool | None:
+    def count_failure(self, *, is_brief: bool = False) -> bool | None:
         """Say whether a checkpoint was committed since the failure before this one.
 
-        Without anything to ask there is no evidence of a crash loop, so the answer is yes and
-        the restart budget alone limits the lives. The same holds for a checkpoint in a
-        repository that was first heard from in this life: it may have been there before. None
-        when the repository does not answer, which is evidence of neither.
+        Without anything to ask there is no evidence of a crash loop but lives that hardly begin,
+        so the answer is yes for others, and the restart budget alone limits those. The same holds
+        for a checkpoint in a repository that was first heard from in this life: it may have been
+        there before. None when the repository does not answer, which is evidence of neither.
+
+        Args:
+            is_brief: whether the life ended soon and nobody had seen a step of it.
         """
         if not self.is_answered:
             return None
-        is_untold = self.newest is Progress.UNTOLD
+        if self.newest is Progress.UNTOLD:
+            return not is_brief
         was_unknown = isinstance(self._at_failure, Progress)
-        progressed = is_untold or (
-            self.newest is not None if was_unknown else self.newest != self._at_failure
-        )
+        progressed = self.newest is not None if was_unknown else self.newest != self._at_failure
         self._at_failure = self.newest
         return progressed
 

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import (
-    CODE_PREEMPTED,
-    Budget,
-    Finish,
-    Kind,
-    LeaveHost,
-    Outcome,
-    Restart,
-    decide,
-)
+from resilient.agent.verdict.decide import Budget, Finish, LeaveHost, Restart, decide
+from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
 
 if TYPE_CHECKING:
     from resilient.agent.verdict.decide import Action
@@ -26,12 +18,19 @@ _LOOP = Budget(no_progress_lives=3)
 _OFTEN = Budget(preemptions_left=-1)
 _WORN = Budget(host_failures=3, host_failures_max=3, may_leave=True)
 _AGAIN = Budget(no_progress_lives=2)
+_LOSS = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
 _TERM = int(signal.SIGTERM)
 _KILL = -int(signal.SIGKILL)
 
 _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
     ("succeeded", "all workers ended with 0", Outcome(Kind.SUCCEEDED), Budget()),
     ("preempted", "all ranks agreed, saved, left", Outcome(Kind.PREEMPTED, 75), Budget()),
+    (
+        "preempted",
+        "only other hosts were asked to, MIN are left",
+        Outcome(Kind.PREEMPTED, 75, hosts_left=1),
+        Budget(),
+    ),
     ("preempted", "more than --max-preemptions", Outcome(Kind.PREEMPTED, 75), _OFTEN),
     ("failed", "exit code 78, or another that stays", Outcome(Kind.FAILED, 78), Budget()),
     ("failed", "killed, exception, any other code", Outcome(Kind.FAILED, _KILL), Budget()),
@@ -74,6 +73,8 @@ _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
     ),
     ("regrouped", "nodes want to join", Outcome(Kind.REGROUPED, is_joined=True), Budget()),
     ("regrouped", "nodes have left", Outcome(Kind.REGROUPED), Budget()),
+    ("regrouped", "ranks here only lost one of another host", _LOSS, Budget()),
+    ("regrouped", "so too often, without a new checkpoint", _LOSS, _LOOP),
     ("stopped", "saved as asked", Outcome(Kind.STOPPED, CODE_PREEMPTED, _TERM), Budget()),
     ("stopped", "done meanwhile", Outcome(Kind.STOPPED, 0, _TERM), Budget()),
     ("stopped", "before or after training", Outcome(Kind.STOPPED, -_TERM, _TERM), Budget()),
@@ -93,6 +94,12 @@ _CASES: tuple[tuple[str, str, Outcome, Budget], ...] = (
         "stopped",
         "a rank was killed meanwhile, none is known",
         Outcome(Kind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest=None),
+        Budget(),
+    ),
+    (
+        "stopped",
+        "other ranks were lost meanwhile, a checkpoint is there",
+        Outcome(Kind.STOPPED, 69, _TERM, cause=Cause.PEER, newest="checkpoint-20-g1"),
         Budget(),
     ),
     ("stopped", "left at once: work was lost", Outcome(Kind.STOPPED, 143, _TERM), Budget()),
@@ -131,7 +138,12 @@ def _name(outcome: Outcome, action: Action) -> str:
     if not isinstance(action, Restart):
         return f"give up with {action.code}"
     if not action.is_paid:
-        what = "grow: restart with more nodes" if outcome.is_joined else "shrink and go on: restart"
-        return f"{what}, free"
+        return f"{_name_free(outcome)}, free"
     wait = ", after a wait" if action.delay_seconds else ""
     return f"restart in place{wait}, one restart less"
+
+
+def _name_free(outcome: Outcome) -> str:
+    if outcome.is_loss:
+        return "restart with who is left"
+    return "grow: restart with more nodes" if outcome.is_joined else "shrink and go on: restart"

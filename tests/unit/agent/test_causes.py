@@ -13,6 +13,7 @@ from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence, find_c
 from resilient.world.pulse import Phase, Signs
 
 KILLED = -signal.SIGKILL
+GLOO = "/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc"
 LOADER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
 
 
@@ -30,6 +31,14 @@ LOADER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
         (69, "RES-STORE-503", "StoreUnavailable: no answer", Cause.STORAGE_UNREACHABLE),
         (69, "RES-PEER", "PeerFailed: gone", Cause.PEER),
         (69, "RES-DEADLINE", "DeadlineExceeded: silence", Cause.PEER),
+        (1, "", f"RuntimeError: [{GLOO}:537] Read error [::1]:2: Connection reset", Cause.PEER),
+        (1, "", f"RuntimeError: [{GLOO}:534] Connection closed by peer [::1]:2", Cause.PEER),
+        (1, "", f"RuntimeError: [{GLOO}:81] Timed out waiting 1800000ms", Cause.EXIT),
+        (1, "", "DistNetworkError: Failed to recv. Connection was likely closed.", Cause.PEER),
+        (1, "", "DistNetworkError: Broken pipe", Cause.PEER),
+        (1, "", "DistBackendError: x\nncclRemoteError: A call failed", Cause.PEER),
+        (1, "", "DistBackendError: NCCL error: unhandled cuda error", Cause.EXIT),
+        (1, "", "ConnectionResetError: [Errno 104] Connection reset by peer", Cause.EXIT),
         (70, "RES-NUMBERS", "NumbersBroken: nan", Cause.NUMBERS),
         (1, "", "AcceleratorError: CUDA error: an illegal memory access", Cause.GPU),
         (1, "", "OutOfMemoryError: CUDA out of memory.", Cause.EXIT),
@@ -161,6 +170,13 @@ def test_errors_of_devices_are_heard_where_they_can_be(monkeypatch):
     ]
     assert "GPU 1 reported Xid 79; drain this host" in found[0].line()
     assert watch.look() == []
+
+
+def test_a_device_that_breaks_is_the_cause_of_the_connections_that_it_takes_along():
+    lost = "DistBackendError: NCCL error: ncclRemoteError, remote process exiting"
+    assert find_cause(1, "", lost, NOTHING_SEEN) == (Cause.PEER, "")
+    broken = Evidence(gpu_faults=("GPU 1 reported Xid 74",))
+    assert find_cause(1, "", lost, broken) == (Cause.GPU, "GPU 1 reported Xid 74")
 
 
 def test_without_the_package_or_a_driver_nothing_is_watched(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from resilient.agent.nodes.leaving import leave_rendezvous, outcome_of_closed
 from resilient.agent.nodes.roster import Roster
-from resilient.agent.verdict.decide import Finish, GiveUp, Kind
+from resilient.agent.verdict.decide import Budget, Finish, GiveUp, decide
+from resilient.agent.verdict.outcome import Kind
 
 
 class Handler:
@@ -75,3 +77,33 @@ def test_a_store_that_is_gone_says_nothing():
     leave(gone, Finish(0, "all workers are done"))
     waiting = Handler(gone, wait_list={"mine"})
     assert outcome_of_closed(waiting, RendezvousClosedError()).kind is Kind.UNREACHABLE
+
+
+def test_who_was_part_of_a_run_ends_with_the_code_and_the_reason_of_who_gave_it_up_first():
+    store = HashStore()
+    leave(store, GiveUp(78, "no way"))
+    leave(store, GiveUp(70, "crash loop"))
+    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
+    assert outcome.reason.endswith(f"the run ended on {socket.gethostname()}: no way")
+    assert decide(outcome, Budget()) == GiveUp(78, outcome.reason)
+    newcomer = outcome_of_closed(Handler(store), RendezvousClosedError())
+    assert decide(newcomer, Budget()).code == 69
+
+
+@pytest.mark.parametrize("said", ["", "{}", "[]", "3", '{"code": "x"}'])
+def test_what_nobody_can_read_is_69_with_a_reason(said):
+    store = HashStore()
+    store.set("resilient/why/run", said)
+    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
+    told = GiveUp(69, "the rendezvous is closed: RendezvousClosedError")
+    assert decide(outcome, Budget()) == told
+
+
+def test_who_gives_up_stays_until_the_others_may_have_heard_why():
+    clock, store = OwnClock(), HashStore()
+    handler = Handler(store, participants={"mine": 0, "other": 1})
+    group = SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler), group_rank=0)
+    roster, stops = Roster(handler, store, print), SimpleNamespace(asked_by=0)
+    began_seconds = clock.monotonic_seconds()
+    leave_rendezvous(group, roster, GiveUp(70, "crash loop"), stops, clock, 25.0)
+    assert clock.monotonic_seconds() > began_seconds + 1

@@ -6,17 +6,9 @@ from dataclasses import replace
 import pytest
 
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import (
-    PERMANENT_CODES,
-    Budget,
-    Finish,
-    GiveUp,
-    Kind,
-    Outcome,
-    Restart,
-    decide,
-)
+from resilient.agent.verdict.decide import PERMANENT_CODES, Budget, Finish, GiveUp, Restart, decide
 from resilient.agent.verdict.naming import exit_code, name_command, name_of
+from resilient.agent.verdict.outcome import Kind, Outcome
 
 PLENTY = Budget(restarts_left=5)
 NONE_LEFT = Budget(restarts_left=0)
@@ -117,6 +109,17 @@ def test_a_worker_that_fails_while_stopping_passes_its_code_on(status, code):
     action = decide(Outcome(Kind.STOPPED, status=status, stop_signal=signal.SIGTERM), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == code
+
+
+def test_a_host_that_lost_others_while_stopping_is_started_again_where_something_is_safe():
+    lost = Outcome(Kind.STOPPED, 69, signal.SIGTERM, cause=Cause.PEER, newest="checkpoint-20-g1")
+    action = decide(lost, NONE_LEFT)
+    assert isinstance(action, Finish)
+    assert action.code == 75
+    assert "the work since checkpoint-20-g1 is lost at most" in action.reason
+    assert lost.is_interruption
+    assert code_of(decide(lost, Budget(preemptions_left=-1))) == 143
+    assert code_of(decide(replace(lost, newest=None), PLENTY)) == 69
 
 
 TAKEN = Outcome(Kind.STOPPED, -9, signal.SIGTERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1")

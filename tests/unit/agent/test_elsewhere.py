@@ -150,3 +150,28 @@ def test_progress_ends_what_was_held_against_others(hosts):
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
     mine.elsewhere.tell(replace(WAITING, step=8, is_overdue=False))
     assert not mine.elsewhere.is_to_blame
+
+
+def test_standings_of_many_hosts_are_one_question(hosts):
+    """Each question is a way to the store and back; on a slow network they are what takes long."""
+    mine, *others = hosts(5, 0)
+    asked = []
+
+    class Counted:
+        def __init__(self, store):
+            self._store = store
+
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(self._store, name)
+
+    for other in others:
+        other.elsewhere.tell(WAITING)
+    elsewhere, store = mine.elsewhere, Counted(mine.elsewhere._store)
+    deadline = time.monotonic() + 20
+    while len(elsewhere._heard) < len(others):
+        elsewhere._listen(store)
+        assert time.monotonic() < deadline
+    asked.clear()
+    elsewhere._listen(store)
+    assert asked == ["multi_get"]

@@ -13,7 +13,8 @@ from resilient.agent.nodes.membership import ExitBarrier
 from resilient.agent.nodes.roster import Roster
 from resilient.agent.options import Patience
 from resilient.agent.verdict.causes import NOTHING_SEEN
-from resilient.agent.verdict.decide import Finish, GiveUp, Kind
+from resilient.agent.verdict.decide import Finish, GiveUp
+from resilient.agent.verdict.outcome import Kind
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.errors import Fenced, PeerFailed
 from resilient.events import Emitter
@@ -31,6 +32,9 @@ class Members:
 
     def tell(self):
         self.is_told = True
+
+    def part(self, request):
+        return 0 if request else 1
 
     def left(self):
         return self._left

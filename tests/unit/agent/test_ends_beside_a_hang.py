@@ -1,5 +1,6 @@
-"""A rank that ends while one of another host hangs: because of that one, or not."""
+"""A rank that ends while one of another host hangs, or has ended: because of that one, or not."""
 
+import json
 import signal
 from types import SimpleNamespace
 
@@ -8,12 +9,28 @@ from clocks import OwnClock
 
 from resilient.agent.options import Patience
 from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence
+from resilient.agent.verdict.outcome import Kind
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.agent.workers.group import WorkerCommand, WorkerExit
 from resilient.events import Emitter
 
 
-def outcome_of(status, tmp_path, evidence=NOTHING_SEEN):
+class Asked:
+    """A stop that is asked for once the life has ended."""
+
+    def __init__(self, later):
+        self._answers = [0]
+        self._later = later
+
+    @property
+    def asked_by(self):
+        return self._answers.pop() if self._answers else self._later
+
+
+RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [::1]:2: Connection reset"
+
+
+def outcome_of(status, tmp_path, evidence=NOTHING_SEEN, *, asked_by=0, **around):
     """Return how a life ends whose only rank here ended like that while another host is blamed."""
     clock = OwnClock()
     command = WorkerCommand(0, 0, ("python",), {}, tmp_path / "error.json")
@@ -21,9 +38,10 @@ def outcome_of(status, tmp_path, evidence=NOTHING_SEEN):
         exits=[WorkerExit(command, 1, status, clock.seconds, clock.seconds, is_killed=False)],
         wait=lambda _seconds: None,
         stop=lambda _seconds: None,
+        is_running=False,
     )
     around = Surroundings(
-        stops=SimpleNamespace(asked_by=0),
+        stops=Asked(asked_by),
         members=None,
         barrier=None,
         health=SimpleNamespace(evidence=lambda: evidence, last_step=lambda: 5),
@@ -32,6 +50,7 @@ def outcome_of(status, tmp_path, evidence=NOTHING_SEEN):
         clock=clock,
         emit=Emitter(clock),
         tend=lambda: None,
+        **around,
     )
     return LifeWatch(group, around).observe()
 
@@ -51,3 +70,22 @@ def test_a_rank_that_is_taken_meanwhile_was_taken(tmp_path):
 def test_a_rank_that_is_killed_for_memory_meanwhile_was_that(tmp_path):
     outcome = outcome_of(-signal.SIGKILL, tmp_path, Evidence(oom_kills=1))
     assert (outcome.cause, outcome.is_echo) == (Cause.OOM_KILL, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "nodes", "asked_by", "kind"),
+    [
+        (RESET, 2, 0, Kind.REGROUPED),
+        (RESET, 1, 0, Kind.FAILED),
+        (RESET, 2, signal.SIGTERM, Kind.FAILED),
+        ("ValueError: boom", 2, 0, Kind.FAILED),
+    ],
+)
+def test_who_only_lost_a_rank_of_another_host_has_not_failed(
+    message, nodes, asked_by, kind, tmp_path
+):
+    said = {"message": {"message": message}, "monotonic_seconds": 0.0}
+    (tmp_path / "error.json").write_text(json.dumps(said), encoding="utf-8")
+    outcome = outcome_of(1, tmp_path, nodes=nodes, asked_by=asked_by)
+    assert outcome.kind is kind
+    assert outcome.is_loss == (kind is Kind.REGROUPED)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.failures import WorkerError, find_failures, read_error
 from resilient.agent.workers.group import WorkerCommand, WorkerExit
 
@@ -47,6 +48,25 @@ def test_an_echo_comes_last_whenever_it_was_written(worker, code):
     exits = [worker(0, 69, code=code, monotonic_seconds=1.0), worker(1, 1, monotonic_seconds=2.0)]
     failures = find_failures(exits, NOW)
     assert [failure.error.is_echo for failure in failures] == [False, True]
+
+
+RESET = {
+    "message": "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
+    "[127.0.0.1]:11660: Connection reset by peer. Check the logs of the remote worker",
+    "extraInfo": {},
+}
+
+
+@pytest.mark.parametrize("status", [78, -6])
+def test_who_lost_the_connection_to_a_rank_comes_after_it(worker, status):
+    exits = [worker(0, 1, message=RESET, monotonic_seconds=98.0), worker(1, status)]
+    first, second = find_failures(exits, NOW)
+    assert (first.exit.command.rank, first.cause is Cause.PEER) == (1, False)
+    assert (second.error.is_echo, second.cause) == (True, Cause.PEER)
+
+
+def test_of_those_seen_in_one_look_an_abort_comes_last(worker):
+    assert ranks([worker(0, -6), worker(1, 78)]) == [1, 0]
 
 
 def test_good_ends_and_survivors_that_we_stopped_did_not_fail(worker):

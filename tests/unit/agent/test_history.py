@@ -13,17 +13,17 @@ from resilient.agent.verdict.decide import (
     Budget,
     Finish,
     GiveUp,
-    Kind,
     LeaveHost,
-    Outcome,
     Restart,
     decide,
 )
 from resilient.agent.verdict.history import History, Limits
+from resilient.agent.verdict.outcome import Kind, Outcome
 from resilient.agent.verdict.table import reaction_table
 
 FAILED = Outcome(Kind.FAILED, 1, cause=Cause.EXIT)
 ECHO = Outcome(Kind.FAILED, 69, is_echo=True, cause=Cause.PEER)
+LOST = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
 HUNG = Outcome(Kind.FAILED, 69, cause=Cause.HANG)
 LIMITS = Limits(restarts_max=3, window_seconds=100.0)
 
@@ -83,6 +83,40 @@ def test_the_number_of_lives_without_progress_can_be_chosen():
 
 def test_a_host_counts_its_own_failures_only():
     assert lived(FAILED, ECHO, FAILED).budget(LIMITS, 3.0).host_failures == 2
+
+
+def test_ranks_of_other_hosts_that_are_lost_cost_nothing_while_there_is_progress():
+    history = lived(*[LOST] * 50)
+    budget = history.budget(replace(LIMITS, restarts_max=0), 50.0)
+    assert (history.failures, history.host_failures, history.preemptions) == ((), (), 0)
+    assert (budget.restarts_left, budget.host_failures) == (0, 0)
+    assert decide(LOST, budget) == Restart("failure", is_paid=False)
+
+
+def test_lives_that_only_lose_others_and_commit_nothing_are_a_crash_loop():
+    again, last = (lived(*[LOST] * lives, progressed=False) for lives in (2, 3))
+    assert decide(LOST, again.budget(LIMITS, 2.0)).delay_seconds > 0
+    assert decide(LOST, last.budget(LIMITS, 3.0)).code == 70
+    assert lived(LOST, LOST, FAILED, progressed=False).no_progress_lives == 3
+
+
+def test_where_nothing_tells_of_progress_losses_of_others_are_counted_until_they_are_explained():
+    limits = replace(LIMITS, restarts_max=4)
+    # One more than who fails by itself may be started again: that one says how the run ends.
+    history = lived(*[LOST] * 5, progressed=None)
+    assert decide(LOST, history.budget(limits, 5.0)) == Restart("failure", is_paid=False)
+    history = history.after(LOST, 6.0, progressed=None)
+    assert decide(LOST, history.budget(limits, 6.0)).code == 69
+    assert history.budget(limits, 500.0).losses_left == 5
+    assert history.after(LOST, 7.0, progressed=True).losses == ()
+    assert lived(LOST, progressed=None).budget(replace(LIMITS, restarts_max=0), 1.0).losses_left > 0
+
+
+def test_losses_of_others_are_counted_where_no_crash_loop_is_wanted():
+    limits = replace(LIMITS, restarts_max=3, no_progress_lives_max=0)
+    history = lived(*[LOST] * 4, progressed=False)
+    assert isinstance(decide(LOST, history.budget(limits, 4.0)), Restart)
+    assert decide(LOST, history.after(LOST, 5.0, progressed=False).budget(limits, 5.0)).code == 69
 
 
 def test_interruptions_have_a_budget_of_their_own():
@@ -246,6 +280,7 @@ def test_the_table_has_every_kind_and_every_reaction():
         "restart in place, one restart less",
         "restart in place, after a wait",
         "shrink and go on",
+        "restart with who is left, free",
         "grow",
         "restart elsewhere: leave this host with 71",
         *(f"give up with {code}" for code in (1, 69, 70, 78, 128 + 9, 143)),

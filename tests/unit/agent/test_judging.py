@@ -6,8 +6,9 @@ import pytest
 
 from resilient.agent.judging import Judge
 from resilient.agent.verdict.causes import Cause
-from resilient.agent.verdict.decide import Finish, GiveUp, Kind, Outcome, Restart
+from resilient.agent.verdict.decide import Finish, GiveUp, Restart
 from resilient.agent.verdict.history import Limits
+from resilient.agent.verdict.outcome import Kind, Outcome
 from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
 from resilient.world.stopping import StopRequest
@@ -140,3 +141,58 @@ def test_a_kill_that_ends_the_run_is_held_against_what_is_heard_a_moment_later()
     news = LateNews(15)
     assert judge.with_late_news(killed, news) == killed, "a restart waits for nothing"
     assert not news.waited
+
+
+class HandClock(SystemClock):
+    now_seconds = 0.0
+
+    def monotonic_seconds(self):
+        return self.now_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "has_stepped", "lives"), [(59.0, False, 1), (61.0, False, 0), (59.0, True, 0)]
+)
+def test_without_a_repository_a_life_gets_nowhere_that_ends_soon_and_before_a_step(
+    seconds, has_stepped, lives
+):
+    told, clock = [], HandClock()
+    judge = Judge(SPEC, Limits(), ProgressLog(None), clock, told.append)
+    for life in (1, 2):
+        clock.now_seconds = life * seconds
+        judge.after(Outcome(Kind.FAILED, 1, has_stepped=has_stepped), 1)
+        assert told[-1].no_progress_lives == life * lives
+
+
+def test_a_loss_is_no_longer_counted_once_a_host_is_known_to_be_gone():
+    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
+    for gone, last in (([], GiveUp), (["10.0.0.2"], Restart)):
+        judge = Judge(SPEC, Limits(), ProgressLog(None), StillClock(), [].append)
+        for _ in range(10):
+            assert isinstance(judge.after(lost, 2), Restart)
+            judge.found_lost(gone)
+        assert isinstance(judge.after(lost, 2), last)
+        assert judge.restarts_left == 9
+
+
+@pytest.mark.parametrize(
+    ("has_stepped", "gone", "last"),
+    [(True, ["10.0.0.2"], Restart), (True, [], GiveUp), (False, ["10.0.0.2"], GiveUp)],
+)
+def test_a_life_that_trained_got_nowhere_because_its_host_is_gone(has_stepped, gone, last):
+    judge = Repository("checkpoint-20-g1").judge()
+    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped)
+    for _ in range(2):
+        assert isinstance(judge.after(lost, 2), Restart)
+        judge.found_lost(gone)
+    assert isinstance(judge.after(lost, 2), last)
+
+
+def test_hosts_that_go_for_ever_without_progress_are_no_excuse():
+    judge = Repository("checkpoint-20-g1").judge()
+    lost = Outcome(Kind.REGROUPED, 1, is_echo=True, cause=Cause.PEER, has_stepped=True)
+    found = []
+    for _ in range(23):
+        found.append(type(judge.after(lost, 2)))
+        judge.found_lost(["10.0.0.2"])
+    assert found == [Restart] * 22 + [GiveUp]

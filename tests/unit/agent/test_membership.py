@@ -276,7 +276,7 @@ def test_where_the_rendezvous_is_silent_its_server_is_gone_and_whoever_does_not_
     roster.tell_silence()
     roster.tell_silence()
     assert [(one.agents, one.hosts, one.nodes_left) for one in told] == [(["127.0.0.1"], [], 1)]
-    monkeypatch.setattr("resilient.agent.nodes.roster._answers", lambda _: False)
+    monkeypatch.setattr("resilient.agent.nodes.answering._answers", lambda _: False)
     first._store = Served("10.1.2.3")
     Roster(first, first._store, told.append).tell_silence()
     assert told[1:] == [], "this host may be cut off itself"
@@ -296,7 +296,7 @@ def test_a_resolver_that_does_not_answer_holds_nobody(handlers, monkeypatch, is_
             until_then.wait(60)
         return resolve(host, *more, **options)
 
-    monkeypatch.setattr("resilient.agent.nodes.roster._ASKED_SECONDS", 0.3)
+    monkeypatch.setattr("resilient.agent.nodes.answering._ASKED_SECONDS", 0.3)
     monkeypatch.setattr(socket, "getaddrinfo", held)
     first._store = Served("a-name" if is_name else "127.0.0.1")
     began_seconds = time.monotonic()

@@ -94,6 +94,13 @@ def test_a_notice_becomes_one_request_with_its_deadline():
     assert watch.count(facts.NoticeHeard) == 1
 
 
+def test_a_notice_for_the_whole_run_is_a_request_for_it():
+    (request,) = Watch(Script(Notice("slurm: end", is_for_all=True))).wait()
+    assert request.is_for_all
+    (request,) = Watch(Script(in_seconds(30))).wait()
+    assert not request.is_for_all
+
+
 def test_two_sources_that_say_the_same_are_one_request():
     watch = Watch(Script(in_seconds(30), name="a"), Script(in_seconds(20), name="b"))
     time.sleep(0.1)

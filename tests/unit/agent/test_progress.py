@@ -51,6 +51,14 @@ def test_without_a_repository_there_is_no_evidence_of_a_crash_loop():
     assert "no --repo" in log.describe()
 
 
+def test_a_life_that_hardly_begins_gets_nowhere_where_nobody_says_what_is_committed():
+    log = ProgressLog(None)
+    assert not log.count_failure(is_brief=True)
+    known = log_of(None, "a")
+    known.look()
+    assert known.count_failure(is_brief=True), "a checkpoint says more than a clock"
+
+
 def test_the_wish_how_to_resume_holds_until_something_newer_was_committed():
     log = log_of("old", "old", "new")
     assert log.resume_with("never", 1) == "never"
