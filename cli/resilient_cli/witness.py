@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from resilient.accounting.records import Record
     from resilient.vault.writers import Writer
 
+_JUST_NOW_MS = 5_000
 _ENDS = frozenset({"TrainingStopped", "TrainingEnded", "TrainedUntil", "RunEnded", "RunGivenUp"})
 
 
@@ -78,6 +79,23 @@ def testify(writer: Writer, records: Sequence[Record], now_ms: int) -> Testimony
     if not mine:
         return Testimony(State.UNKNOWN, "the event files tell nothing of who began this life")
     return mine[-1]
+
+
+def is_dead(records: Sequence[Record], now_ms: int) -> bool:
+    """Say whether the launcher of a run died without a word, as far as is known here.
+
+    Args:
+        records: of the event files of the run, by time.
+        now_ms: what time it is, in milliseconds since 1970.
+    """
+    seen = [_of_agent(one, records, now_ms) for one in agents(records)]
+    states = [one.state for one in seen]
+    # In another namespace of processes it lives under another number, and goes on telling.
+    return (
+        states[-1:] == [State.DEAD]
+        and State.ALIVE not in states
+        and now_ms - seen[-1].told_ms > _JUST_NOW_MS
+    )
 
 
 def records_of(run: Path | None, place: str) -> list[Record]:

@@ -94,6 +94,13 @@ def test_options_of_the_script_are_the_scripts(call):
     assert ended.status == 0, ended.stderr
 
 
+def test_what_was_given_is_given_again(call, tmp_path):
+    options = ("--folder", str(tmp_path / "two words"), "--within", "90.5", "--seed", "3")
+    ended = call("chaos", "run", "kills", "--dry-run", *options, *TRAIN)
+    told = f"kills --folder '{tmp_path}/two words' --within 90.5 --seed 3 -- train"
+    assert told in ended.stdout.replace("\n", " ")
+
+
 def test_all_shipped_plans_are_listed(call):
     ended = call("chaos", "list", "--json")
     plans = {one["name"]: one for one in json.loads(ended.stdout)["plans"]}

@@ -46,6 +46,18 @@ def test_without_a_termination_grace_the_notice_is_held_against_the_grace():
     assert changed(termination_seconds=None, notice_seconds=None) == {"budget": True}
 
 
+def test_the_hints_of_a_budget_fit_together():
+    def hints(save, grace, termination):
+        return [one.hint for one in judge(Budget(save, 0.0, grace, termination, None, "test"))]
+
+    assert hints(2.0, 3.0, 2.0) == [
+        "resilient train --grace 7",
+        "resilient doctor --grace 7 --termination-grace 14",
+    ]
+    assert hints(2.0, 12.0, 10.0) == ["", "resilient train --grace 7"]
+    assert hints(2.0, 70.0, 60.0) == ["", "resilient train --grace 30"]
+
+
 def test_a_budget_that_does_not_fit_says_which_grace_would():
     (check, *_) = judge(Budget(40.2, 0.0, 25.0, None, None))
     assert "--grace 46" in check.hint

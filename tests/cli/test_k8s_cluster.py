@@ -9,9 +9,12 @@ import time
 import pytest
 from clusters import condition, holder, pod, warning, workload
 
+from resilient.errors import ClusterUnavailable
+from resilient_cli.kubernetes.kubectl import Cluster
+from resilient_cli.kubernetes.look import look, resources
 from resilient_cli.kubernetes.states import state_of
 from tests.services.apirequests import TOKEN
-from tests.services.apiserver import Fault
+from tests.services.apiserver import CORE, Fault
 
 BUG = condition("Failed", "PodFailurePolicy", "Container train failed with exit code 78")
 BACKOFF = condition("Failed", "BackoffLimitExceeded", "Job has reached the backoff limit")
@@ -105,7 +108,7 @@ def test_the_exit_code_of_wait_is_that_of_the_run(objects, status):
 def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkeypatch):
     monkeypatch.setattr("resilient_cli.kubernetes.look._POLL_SECONDS", 0.05)
     put(cluster, holder(), pod(0, 1))
-    cluster.faults += [Fault(500, "/jobs", 1), Fault(410, "/jobs", 1), Fault(0, "/pods", 3)]
+    cluster.faults += [Fault(500, "lab/jobs", 1), Fault(410, "lab/jobs", 1), Fault(0, "/pods", 3)]
 
     def restart():
         while len(cluster.seen) < 20:
@@ -118,10 +121,30 @@ def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkey
     thread = threading.Thread(target=restart)
     thread.start()
     ended = call("k8s", "wait", "gpt2", "--timeout", "60")
-    thread.join()
+    thread.join(60)
     assert ended.status == 0, ended.stderr
     silent, running = "gpt2: the cluster does not answer; it is asked again", "gpt2: running"
     assert ended.stderr.splitlines()[:3] == [silent, running, silent]
+
+
+def test_a_server_that_knows_half_of_its_resources_is_silent(cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path))
+    put(cluster, holder(), pod(0, 1))
+    known = resources(Cluster())
+    monkeypatch.setattr(cluster, "served", CORE)
+    with pytest.raises(ClusterUnavailable, match="resource type"):
+        look(Cluster(), "gpt2", known)
+
+
+def test_a_group_that_serves_another_resource_holds_no_run(cluster, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path))
+    served = {**CORE, "kubeflow.org/v2beta1": {"mpijobs": "MPIJob"}}
+    monkeypatch.setattr(cluster, "served", served)
+    put(cluster, holder(), pod(0, 1))
+    assert resources(Cluster()) == ["jobs.batch"]
+    assert call("k8s", "status", "gpt2").status == 0
+    served["kubeflow.org/v1"] = {"pytorchjobs": "PyTorchJob"}
+    assert resources(Cluster()) == ["jobs.batch", "pytorchjobs.kubeflow.org"]
 
 
 def test_a_run_that_goes_on_after_the_timeout_is_69(cluster, seen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -85,6 +86,23 @@ def test_status_in_json_is_one_object(run, at, call, matches):
     said = json.loads(outcome.stdout)
     assert said["schema"] == "resilient/status@1"
     assert (said["state"], said["step"], said["risk_steps"]) == ("training", 8, 3)
+
+
+def test_what_a_dead_launcher_no_longer_does_is_no_training(tmp_path, at, call):
+    child = subprocess.Popen(["true"])
+    child.wait()
+    lines = killed_run(f"{socket.gethostname()}:{child.pid}")[:9]
+    (tmp_path / "agent.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = []
+    for seconds in (15, 45):
+        at(seconds)
+        told.append(json.loads(call("status", tmp_path, "--json").stdout))
+    assert {one["state"] for one in told} == {"dead"}
+    trained = [one["goodput"] * one["wall_ms"] for one in told]
+    assert trained[0] == pytest.approx(trained[1])
+    said = call("status", tmp_path).stdout
+    assert "launcher is gone without a word" in said
+    assert " left" not in said
 
 
 def test_watching_ends_with_the_run(run, at, call):

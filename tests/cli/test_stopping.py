@@ -24,6 +24,7 @@ def leave(*_):
     with open(sys.argv[1], "a") as file:
         file.write(sys.argv[2].replace("PID", str(os.getpid())) + "\\n")
     sys.exit(75)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, leave)
 print("ready", flush=True)
 time.sleep(600)
@@ -35,6 +36,7 @@ def count(*_):
     seen.append(1)
     if len(seen) == 2:
         raise SystemExit(143)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, count)
 print("ready", flush=True)
 while True:

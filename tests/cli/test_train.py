@@ -44,6 +44,18 @@ def test_the_plan_says_how_often_it_saves(call, script):
     assert json.loads(call("train", "--dry-run", "--json", script).stdout)["every"] is None
 
 
+def test_the_plan_says_who_gives_notice_and_how_long_ranks_have(call, script, tmp_path):
+    options = ("--notice", f"file:{tmp_path}/notice", "--grace", "40")
+    ended = call("train", "--dry-run", *options, script)
+    assert f"notices     file {tmp_path}/notice; 40 s to end" in ended.stdout
+    plan = json.loads(call("train", "--dry-run", "--json", *options, script).stdout)
+    assert (len(plan["notices"]), plan["grace_seconds"]) == (1, 40.0)
+    ended = call("train", "--dry-run", "--notice", "http:0", script)
+    assert "notices     http 127.0.0.1:" in ended.stdout
+    ended = call("train", "--dry-run", "--notice", "off", script)
+    assert "notices     none" in ended.stdout
+
+
 def test_the_plan_says_after_which_step_it_ends(call, script):
     ended = call("train", "--dry-run", "--until-step", "500", script)
     assert "ends        after step 500" in ended.stdout
@@ -57,6 +69,7 @@ def test_the_plan_says_after_which_step_it_ends(call, script):
     [
         (("--max-preemptions", "some"), "neither a number nor unlimited"),
         (("--hang-deadline", "soon"), "neither auto nor off"),
+        (("--notice", "bogus"), "--notice takes auto, off"),
         (("--every", "soon"), "--every 'soon' is not accepted: use 500steps"),
         (("--metrics-port", "free"), "neither a port nor auto"),
     ],

@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(401, "Unauthorized")
 
     def _route(self, path: str, asked: dict[str, str], body: bytes) -> None:
-        if path in ("/api", "/apis"):
+        if path in ("/api", "/apis") or path.removeprefix("/apis/") in self.api.served:
             self._discover(path)
             return
         if path.startswith("/openapi/v3"):
@@ -124,6 +124,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send({**listed, "metadata": {"resourceVersion": "1"}})
 
     def _discover(self, path: str) -> None:
+        if (version := path.removeprefix("/apis/")) in self.api.served:
+            listed = _resources(*version.split("/"), self.api.served[version])
+            named = [{**one, "name": one["resource"]} for one in listed]
+            self._send({"kind": "APIResourceList", "groupVersion": version, "resources": named})
+            return
         groups: dict[str, list[tuple[str, dict[str, str]]]] = {}
         for version, kinds in self.api.served.items():
             group, _, number = version.rpartition("/")
@@ -143,7 +148,10 @@ class Handler(BaseHTTPRequestHandler):
             made = {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2"}
             self._send({**made, "metadata": {}, "items": items}, _AGGREGATED)
             return
-        listed = [{"name": group} for group in groups]
+        listed = [
+            {"name": group, "versions": [{"groupVersion": f"{group}/{one}"} for one, _ in versions]}
+            for group, versions in groups.items()
+        ]
         self._send({"kind": "APIGroupList", "apiVersion": "v1", "groups": listed})
 
     def _log(self, pod: str, asked: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ from resilient_cli.views.chaos import listing, planned, verdict
 BROKEN = 1
 _SIGNAL_BASE = 128
 _SEEDS = 10**6
+_FOLDER, _WITHIN_SECONDS = Path("chaos-run"), 600.0
 _EXAMPLE = "resilient chaos run kills -- train train.py --output-dir {folder}"
 
 app = typer.Typer(
@@ -69,8 +70,8 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     *,
     hosts: Hosts = 1,
     seed: Seed = None,
-    folder: Folder = Path("chaos-run"),
-    within: Within = 600.0,
+    folder: Folder = _FOLDER,
+    within: Within = _WITHIN_SECONDS,
     dry_run: DryRun = False,
 ) -> int:
     """Run a training undisturbed and under the faults of PLAN, and compare the two.
@@ -87,8 +88,9 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     faults = read_plan(plan)
     refuse_impossible(faults, given_to_train(words[1:]), look_at_machine(faults, hosts), hosts)
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
-    on = ("--hosts", str(hosts)) if hosts > 1 else ()
-    again = shlex.join(("resilient", "chaos", "run", plan, *on, "--seed", str(seed), "--", *words))
+    where = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
+    told = (*where, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
+    again = shlex.join(("resilient", "chaos", "run", plan, *told, "--", *words))
     if dry_run:
         show(planned(faults, draw_strikes(faults, seed), seed, again, hosts), output_of(ctx))
         return 0
@@ -103,6 +105,12 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     is_kept = is_proven(evidence, promises)
     show(verdict(wish, evidence, promises, again), output_of(ctx))
     return 0 if is_kept else BROKEN
+
+
+def _unless(option: str, given: Path | float, usual: Path | float) -> tuple[str, ...]:
+    """Return an option as it must be typed again; nothing if that is what it is by itself."""
+    shown = f"{given:g}" if isinstance(given, float) else str(given)
+    return () if given == usual else (option, shown)
 
 
 @app.command("list")

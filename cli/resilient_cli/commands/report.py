@@ -25,6 +25,7 @@ from resilient_cli.streams import clear_screen
 from resilient_cli.views.accounting import moment, reporting
 from resilient_cli.views.eventless import reporting_stored, standing_stored
 from resilient_cli.views.progress import standing
+from resilient_cli.witness import is_dead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,12 +115,13 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
         records = records_of(run)
         kept = None if records else stored(run)
         now_ms = present_ms(records, clock, now_ms)
-        found = account(records)
+        found, is_gone = account(records), is_dead(records, now_ms)
         if not _is_over(found):
-            found = account(records, now_ms)
+            found = account(records, now_ms, goes_on=not is_gone)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
-        told = standing_stored(kept, moment(now_ms)) if kept else standing(found, now_ms)
+        said = standing(found, now_ms, is_dead=is_gone)
+        told = standing_stored(kept, moment(now_ms)) if kept else said
         show(told, output)
         if not watch or _is_over(found) or (kept and not _keeps_events(run)):
             return

@@ -30,6 +30,9 @@ Run = Annotated[
     typer.Argument(metavar="RUN...", help="Folder of event files, or the output folder."),
 ]
 Now = Annotated[bool, typer.Option("--now", help="Leave at once; what is not saved is lost.")]
+ThisHost = Annotated[
+    bool, typer.Option("--this-host", help="Leave the run to the other hosts, if enough are left.")
+]
 Within = Annotated[
     float, typer.Option(help="Seconds to wait for the end; 0 asks and does not wait.", min=0)
 ]
@@ -38,12 +41,20 @@ _BETWEEN_SECONDS = 1.0
 """One order that arrives twice is one; a second one is an order to leave at once."""
 
 
-def stop(ctx: typer.Context, run: Run, *, now: Now = False, within: Within = 120.0) -> int:
+def stop(
+    ctx: typer.Context,
+    run: Run,
+    *,
+    now: Now = False,
+    this_host: ThisHost = False,
+    within: Within = 120.0,
+) -> int:
     """Ask a run of this machine to save and leave, and wait until it did.
 
     It is what SIGTERM to `resilient train` does: all ranks agree on a step, save it, and the
     launcher ends with 75, so that a scheduler starts it again; the same command resumes. The
     exit code is 0 once it ended. Of a run on several machines it is enough to stop one launcher.
+    With --this-host one that may go on with fewer machines (--nnodes MIN:MAX) goes on without it.
 
     Example: resilient stop runs/mine
     """
@@ -52,6 +63,9 @@ def stop(ctx: typer.Context, run: Run, *, now: Now = False, within: Within = 120
         raise _nobody(run, elsewhere)
     clock = SystemClock()
     _signal(here)
+    if not this_host:
+        # Within moments it is the same order, and then one for all hosts.
+        _signal(here, signal.SIGINT)
     if now:
         clock.sleep(_BETWEEN_SECONDS)
         _signal([one for one in here if is_agent_alive(one)])
@@ -90,11 +104,11 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
     )
 
 
-def _signal(found: Sequence[Agent]) -> None:
-    """Send SIGTERM to launchers; one that ended meanwhile is what was wanted."""
+def _signal(found: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
+    """Send a signal to launchers; one that ended meanwhile is what was wanted."""
     for one in found:
         try:
-            os.kill(one.pid, signal.SIGTERM)
+            os.kill(one.pid, number)
         except ProcessLookupError:
             continue
         except PermissionError as error:

@@ -238,6 +238,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.agent.health.heartbeat import parse_hang_rule
     from resilient.agent.keeper.memory import parse_host_bytes
     from resilient.agent.metrics.wishes import MetricsWishes, parse_port
+    from resilient.agent.notices.choosing import names_of_sources
     from resilient.agent.verdict.history import Limits
 
     _require_target(script, is_module=module, is_program=no_python)
@@ -276,7 +277,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     )
     if dry_run:
         early.stop_listening()
-        show(_answer(build.resolve(options), options), ctx.find_root().obj)
+        notices = names_of_sources(notice)
+        show(_answer(build.resolve(options), options, notices), ctx.find_root().obj)
         return
     code = build.supervise(options, early.heard)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
@@ -297,7 +299,7 @@ def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
         raise ScriptNotFound(f"no script `{script}`", hint=f"resilient train -m {quoted(script)}")
 
 
-def _answer(plan: Plan, options: TrainOptions) -> Answer:
+def _answer(plan: Plan, options: TrainOptions, notices: list[str]) -> Answer:
     """Return what would be run, where its workers would meet, and what would follow failures."""
     from resilient.agent.verdict.table import reaction_table
 
@@ -319,6 +321,8 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
         "until_step": options.wishes.until_step or None,
         "limits": asdict(limits),
         "hang": asdict(options.patience.hang),
+        "notices": notices,
+        "grace_seconds": options.patience.grace_seconds,
         "reactions": [asdict(row) for row in rows],
     }
     often = "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
@@ -336,6 +340,7 @@ def _answer(plan: Plan, options: TrainOptions) -> Answer:
         *((("ends", f"after step {last}"),) if (last := options.wishes.until_step) else ()),
         ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
         ("hang", options.patience.hang.describe()),
+        ("notices", f"{', '.join(notices) or 'none'}; {options.patience.grace_seconds:g} s to end"),
     )
     cells = tuple((row.ended, row.how, row.follows) for row in rows)
     table = Table(("A LIFE", "HOW IT ENDED", "WHAT FOLLOWS"), cells)

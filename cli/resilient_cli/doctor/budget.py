@@ -100,7 +100,7 @@ def judge(budget: Budget) -> list[Check]:
                 "termination",
                 grace < termination,
                 f"--grace {grace:g} s, SIGKILL {termination:g} s after SIGTERM",
-                "" if grace < termination else f"resilient train --grace {termination / 2:g}",
+                "" if grace < termination else _hint_for(budget, termination),
             )
         )
     if notice is not None:
@@ -118,12 +118,29 @@ def judge(budget: Budget) -> list[Check]:
     return checks
 
 
+def _hint_for(budget: Budget, termination_seconds: float) -> str:
+    """Return what to type where the grace is not below what is given after SIGTERM."""
+    needed_seconds = max(1, math.ceil(_needed_seconds(budget)))
+    if needed_seconds < termination_seconds:
+        return f"resilient train --grace {max(needed_seconds, termination_seconds / 2):g}"
+    # No grace fits: more must be given after SIGTERM.
+    most = 2 * needed_seconds
+    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {most:d}"
+
+
+def _needed_seconds(budget: Budget) -> float:
+    """Return the least grace that a save fits into; 0 if no save is known."""
+    if budget.save_seconds is None:
+        return 0.0
+    return budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
+
+
 def _judge_save(budget: Budget) -> Check:
     if budget.save_seconds is None:
         found = f"--grace {budget.grace_seconds:g} s, and nobody knows what a save takes"
         hint = "resilient doctor --events FOLDER --repo URL"
         return Check("budget", is_ok=True, found=found, hint=hint)
-    needed = budget.save_seconds + budget.tail_seconds + MARGIN_SECONDS
+    needed = _needed_seconds(budget)
     found = (
         f"a save {budget.save_seconds:.1f} s, its promotion {budget.tail_seconds:.1f} s, and "
         f"{MARGIN_SECONDS:g} s ({budget.source}): {needed:.1f} s of --grace "

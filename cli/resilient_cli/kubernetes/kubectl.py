@@ -30,6 +30,8 @@ _CUT = (
     *("Unable to connect", "connection to the server", "connection refused", "reset by peer"),
     *("unexpected EOF", ": EOF", "TLS handshake", "i/o timeout", "connection lost"),
     *("no such host", "deadline exceeded", "no route to host", "broken pipe"),
+    # Only what the cluster listed is asked for: kubectl heard half of its discovery.
+    "the server doesn't have a resource type",
 )
 
 _INSTALL = (

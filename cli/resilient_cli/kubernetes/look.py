@@ -30,8 +30,12 @@ _SILENCE_SECONDS = 600.0
 
 def resources(cluster: Cluster) -> list[str]:
     """Return the resources that may hold a run and that the cluster knows."""
-    known = {one["name"] for one in ask(cluster, "get", "--raw", "/apis")["groups"]}
-    return [f"{name}.{group}" for group, name in HOLDERS.values() if group in known]
+    groups = {one["name"]: one for one in ask(cluster, "get", "--raw", "/apis")["groups"]}
+    return [
+        f"{name}.{group}"
+        for group, name in HOLDERS.values()
+        if group in groups and name in _served(cluster, groups[group])
+    ]
 
 
 def find(cluster: Cluster, name: str, kinds: list[str]) -> list[dict[str, Any]]:
@@ -131,6 +135,13 @@ def _try(
     except ClusterUnavailable as error:
         return None, "the cluster does not answer; it is asked again", error
     return found, found.state, None
+
+
+def _served(cluster: Cluster, group: dict[str, Any]) -> set[str]:
+    """Return the resources of a group: one that is there may serve others, such as MPIJobs."""
+    paths = [f"/apis/{one['groupVersion']}" for one in group["versions"]]
+    listed = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
+    return {one["name"] for resources in listed for one in resources}
 
 
 def _workload(cluster: Cluster, uid: str) -> dict[str, Any] | None:

@@ -12,16 +12,23 @@ from resilient_cli.views.words import NONE, count, duration, share
 if TYPE_CHECKING:
     from resilient.accounting.account import Account
 
-_SILENT = "silent"
+_SILENT, _DEAD = "silent", "dead"
+_MEANING = {_DEAD: " (its launcher is gone without a word; the same command goes on)"}
 
 
-def standing(found: Account, now_ms: int) -> Answer:
-    """Return the answer of ``status``."""
+def standing(found: Account, now_ms: int, *, is_dead: bool = False) -> Answer:
+    """Return the answer of ``status``.
+
+    Args:
+        found: the account of the run.
+        now_ms: what time it is, in milliseconds since 1970.
+        is_dead: whether its launcher is known to be gone.
+    """
     now, saved = found.now, found.saved[-1] if found.saved else None
     left = max(0, now.max_steps - now.step)
     left_ms = 1000 * left / now.steps_per_second if now.steps_per_second else None
-    state = _state(found, now_ms)
-    is_moving = now.exit_code is None and state != _SILENT
+    state = _state(found, now_ms, is_dead=is_dead)
+    is_moving = now.exit_code is None and state not in (_SILENT, _DEAD)
     document = {
         "state": state,
         "exit_code": now.exit_code,
@@ -52,7 +59,7 @@ def standing(found: Account, now_ms: int) -> Answer:
         else f"nothing yet; {count(found.risk_steps, 'step')} at risk"
     )
     pairs = (
-        ("state", state),
+        ("state", f"{state}{_MEANING.get(state, '')}"),
         ("step", f"{now.step}{of}{speed}{eta}"),
         ("life", f"{len(found.doings)}{ranks}"),
         ("faults", f"{causes or NONE}; {count(found.lost_steps, 'step')} lost"),
@@ -68,12 +75,14 @@ def _ranks(found: Account) -> int:
     return found.doings[-1].life.world_size if found.doings else 0
 
 
-def _state(found: Account, now_ms: int) -> str:
+def _state(found: Account, now_ms: int, *, is_dead: bool) -> str:
     now = found.now
     if now.exit_code is not None:
         return "done" if now.exit_code == 0 else f"left with exit code {now.exit_code}"
     if now.is_done and not found.launches:
         return "done"
+    if is_dead:
+        return _DEAD
     if now_ms - now.told_ms > SILENT_MS:
         return _SILENT
     return found.intervals[-1].spent.value if found.intervals else "starting"
