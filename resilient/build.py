@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.agent.facts import AgentStarted, LaunchesUnknown, ResumeInsisted, RunEnded
+from resilient.agent.folder import make_folder
 from resilient.agent.keeper.memory import grant
 from resilient.agent.metrics.metrics import Metrics
 from resilient.agent.metrics.wishes import MetricsWishes
@@ -200,7 +200,7 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
     wishes = replace(
         options.wishes,
         keeper=keeper,
-        notes=tempfile.mkdtemp(prefix="resilient-agent-"),
+        notes=str(make_folder()),
     )
     emit = emit.bind(run=plan.run_id)
 

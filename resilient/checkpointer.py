@@ -15,6 +15,7 @@ or a Failure, the coordinator rules, everyone obeys. It never uses the collectiv
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient import events
@@ -45,6 +46,7 @@ from resilient.world.agreement import Failure, agree, attempt
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from resilient.state.copying import Copies
     from resilient.state.load import Examine
     from resilient.vault.desk import Desk
     from resilient.vault.registry.generations import Generation
@@ -224,9 +226,9 @@ class Checkpointer:
                 segment=about.segment,
             )
             if staged.rest:
-                self._overlap.copy(staged.rest, lambda spoiled: self._hand_over(job, spoiled))
+                self._overlap.copy(staged.rest, partial(self._hand_over, job, staged.rest))
             else:
-                self._hand_over(job)
+                self._hand_over(job, staged.rest)
             self._pending = checkpoint
             self._handed.add(checkpoint)
         return checkpoint
@@ -240,7 +242,8 @@ class Checkpointer:
             )
         return self._life
 
-    def _hand_over(self, job: Job, spoiled: Failure | None = None) -> None:
+    def _hand_over(self, job: Job, copies: Copies, spoiled: Failure | None = None) -> None:
+        copies.forget()
         with handing_over():
             self._persister.submit(self._desk, replace(job, spoiled=spoiled))
 

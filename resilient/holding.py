@@ -13,8 +13,12 @@ waits for that if training tells when it begins. Why a step that all ranks hold 
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.clock import Stopwatch
@@ -22,21 +26,26 @@ from resilient.format.names import CheckpointId
 from resilient.overlap import Overlap
 from resilient.state.arena import Arena
 from resilient.state.capture import capture
+from resilient.state.haste import has_core_left
 from resilient.state.recall import Recall
 from resilient.state.stage import stage
-from resilient.state.steady import state_memory, steady_memory
+from resilient.state.steady import Steadiness
+from resilient.storage.shared import map_file
+from resilient.vault.cores import usable_cores
 from resilient.vault.facts import HoldingEnded
 from resilient.vault.keeper.holder import Holder, holder_for
 from resilient.vault.keeper.slate import SLOTS
 from resilient.vault.saving.describe import describe
 from resilient.vault.saving.persist import Job
 from resilient.world.agreement import Failure, agree, attempt
+from resilient.world.sums import PAGE_BYTES, NearSums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resilient.checkpointer import Checkpointer
     from resilient.state.capture import Part
+    from resilient.state.copying import Copies
     from resilient.vault.desk import Desk
     from resilient.vault.registry.generations import Generation
     from resilient.vault.reuse.refer import Base
@@ -45,6 +54,7 @@ if TYPE_CHECKING:
 # What is copied within a backward pass; to begin earlier takes the interpreter from the forward
 # pass at every tensor.
 _LULL_BYTES_MAX = 64 << 20
+_Settle = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
 
 
 class Holding:
@@ -54,18 +64,31 @@ class Holding:
         checkpointer: of the life; it has resumed.
         holder: of this rank.
         lull: set by training whenever it does not need the interpreter for a while.
+        near_sums: as in the attribute.
+
+    Attributes:
+        near_sums: adds numbers of all ranks up if they are on one host.
     """
 
     def __init__(
-        self, checkpointer: Checkpointer, holder: Holder, lull: threading.Event | None = None
+        self,
+        checkpointer: Checkpointer,
+        holder: Holder,
+        lull: threading.Event | None = None,
+        near_sums: NearSums | None = None,
     ) -> None:
+        self.near_sums = near_sums
         self._checkpointer = checkpointer
         self._holder = holder
         self._arenas = [Arena(partial(holder.buffer, slot)) for slot in range(SLOTS)]
         self._recall = Recall()
+        self._steadiness = Steadiness()
         self._overlap = Overlap()
         self._lull = lull or threading.Event()
-        self._turns = 0
+        self._cores = usable_cores()
+        # What is not known yet may be long.
+        self._size_bytes, self._turns = _LULL_BYTES_MAX + 1, 0
+        self._unproved: tuple[int, Copies] | None = None
         self._failure: Failure | None = None
 
     def hold(self, step: int, parts: Mapping[str, Part], about: About, *, overlap: bool) -> None:
@@ -97,9 +120,9 @@ class Holding:
             self._holder.void(slot)
             about = about.closing(CheckpointId(life.number, step), life)
             snapshot = capture(step, parts, desk.world.rank, self._recall)
-            steady = steady_memory(parts) if overlap else ()
-            small = state_memory(parts) if overlap else ()
-            staged = stage(snapshot, desk.world, self._arenas[slot], steady, small)
+            is_beside = overlap and self._has_room_beside()
+            steady = self._steadiness.of(parts, snapshot) if is_beside else ()
+            staged = stage(snapshot, desk.world, self._arenas[slot], *steady)
             job = Job(
                 about=describe(desk, life, step, about, ()),
                 files=staged.files,
@@ -112,10 +135,12 @@ class Holding:
                 bases=bases if desk.limits.save_unchanged == "refer" else (),
                 segment=about.segment,
             )
+            self._size_bytes = staged.size_bytes
             if staged.rest:
                 self._lull.clear()
                 begin = self._lull if staged.size_bytes <= _LULL_BYTES_MAX else None
-                say = partial(self._say_late, slot, job)
+                say = partial(self._say_late, slot, job, staged.rest)
+                self._unproved = slot, staged.rest
                 self._overlap.copy(staged.rest, say, begin)
             else:
                 self._say(slot, job, None)
@@ -126,7 +151,10 @@ class Holding:
         Crash: as in ``hold``.
         """
         self._lull.set()
-        self._overlap.wait()
+        self._overlap.settle()
+        unproved, self._unproved = self._unproved, None
+        if unproved is not None:
+            self._prove(*unproved)
 
     def drop(self) -> None:
         """Forget what is held: training goes back, on purpose.
@@ -147,9 +175,27 @@ class Holding:
         for arena in self._arenas:
             arena.close()
 
-    def _say_late(self, slot: int, job: Job, spoiled: Failure | None) -> None:
+    def _has_room_beside(self) -> bool:
+        """Say whether to copy beside training is better than to have it wait for the copy.
+
+        Where training has a thread on every core a copy beside it takes its time from one of them
+        all the same, and threads that wake each other take more. It may be too long to wait for.
+        """
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        return self._size_bytes > _LULL_BYTES_MAX or has_core_left(ranks, self._cores)
+
+    def _say_late(self, slot: int, job: Job, copies: Copies, spoiled: Failure | None) -> None:
         self._lull.wait()
-        self._say(slot, job, spoiled)
+        # torch counts a change once it is made: those of the forward pass are, by now.
+        late = spoiled or attempt(copies.require_unchanged)
+        self._say(slot, job, late if isinstance(late, Failure) else None)
+
+    def _prove(self, slot: int, copies: Copies) -> None:
+        """Void a slot whose sources were being changed when they were last looked at."""
+        late = attempt(copies.require_unchanged)
+        if isinstance(late, Failure):
+            self._failure = late
+            attempt(partial(self._holder.void, slot))
 
     def _say(self, slot: int, job: Job, spoiled: Failure | None) -> None:
         """Say that a step is whole; one that was changed while it was copied is not."""
@@ -171,14 +217,40 @@ def begin_to_hold(
     desk, *_ = _lent(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
     found = attempt(lambda: holder_for(persister, desk))
-    why_not = found.message if isinstance(found, Failure) else found
-    reason = _agree_on(desk, why_not if isinstance(why_not, str) else "")
-    if isinstance(found, Holder) and not reason:
-        return Holding(checkpointer, found, lull)
+    with _agreeing(desk) as settle:
+        reason = settle("begin", _why_not(found), _first_reason)
+        if isinstance(found, Holder) and not reason:
+            return Holding(checkpointer, found, lull, _near_sums(found, desk, settle))
     if isinstance(found, Holder):
         found.close()
     desk.tell(HoldingEnded(reason))
     return None
+
+
+def _why_not(found: Any) -> str:
+    """Return why there is no holder; nothing if there is one."""
+    if isinstance(found, Failure):
+        return found.message
+    return found if isinstance(found, str) else ""
+
+
+def _near_sums(holder: Holder, desk: Desk, settle: _Settle) -> NearSums | None:
+    """Return what adds numbers of all ranks up if they are on one host. Collective."""
+    if desk.world.size == 1 or os.environ.get("LOCAL_WORLD_SIZE") != str(desk.world.size):
+        return None
+    own: Any = attempt(lambda: holder.page(PAGE_BYTES))
+    path = "" if isinstance(own, Failure) else str(own[0])
+    paths = settle("pages", path, lambda paths: paths if all(paths) else [])
+    pages: Any = attempt(lambda: [_page(Path(one)) for one in paths])
+    is_there = bool(paths) and not isinstance(pages, Failure)
+    if not settle("mapped", is_there, all):
+        return None
+    pages[desk.world.rank] = own[1]
+    return NearSums(pages, desk.world.rank)
+
+
+def _page(path: Path) -> memoryview:
+    return map_file(path, PAGE_BYTES, writable=False)
 
 
 def _lent(checkpointer: Checkpointer) -> tuple[Desk, Generation, tuple[Base, ...], bool]:
@@ -188,14 +260,19 @@ def _lent(checkpointer: Checkpointer) -> tuple[Desk, Generation, tuple[Base, ...
     return one._desk, one._begun(), one._bases, one._has_saved  # noqa: SLF001
 
 
-def _agree_on(desk: Desk, why_not: str) -> str:
+@contextmanager
+def _agreeing(desk: Desk) -> Iterator[_Settle]:
+    """Inside, ranks rule over what they show: by a topic, what is shown, and the rule."""
     # The desk's own comms may be at work for a save in flight.
     comms = desk.comms.apart("hold", desk.world)
+
+    def settle(topic: str, mine: Any, rule: Callable[[list[Any]], Any]) -> Any:
+        return agree(comms, topic, mine, rule, desk.limits.within_seconds)
+
     try:
-        ruling: Any = agree(comms, "begin", why_not, _first_reason, desk.limits.within_seconds)
+        yield settle
     finally:
         comms.close()
-    return str(ruling)
 
 
 def _first_reason(reasons: list[str]) -> str:

@@ -17,6 +17,7 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.format.signature import Signing
 from resilient.storage.open import open_store
+from resilient.storage.retrying import telling
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.keeper.guest import KeeperAddress
@@ -114,12 +115,13 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     is_said = storage_options is not None
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
     signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    emit = emit or events.Emitter(clock, (events.console(),))
     desk = Desk(
-        store=open_store(url, storage_options=options),
+        store=telling(open_store(url, storage_options=options), emit),
         comms=Comms(board.another() if board else MemoryBoard(), world, f"checkpointer/{scope}"),
         limits=limits,
         clock=clock,
-        emit=emit or events.Emitter(clock, (events.console(),)),
+        emit=emit,
         signing=signing,
     )
     tiers = parse_tiering(tiering)

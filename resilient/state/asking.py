@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from resilient.state.tree import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -50,13 +52,18 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
     # What torch 2.13 does in Module.state_dict, for a class that changes nothing of it.
     own = vars(module)
     if (
-        not has_torchs_ways(type(module))
+        # A traced module keeps what it has where only its own way finds it.
+        "_parameters" not in own
+        or not has_torchs_ways(type(module))
         or not ASKED.isdisjoint(own)
         or own["_state_dict_pre_hooks"]
         or own["_state_dict_hooks"]
     ):
         return False
     for name, one in own["_parameters"].items():
+        if isinstance(one, torch.nn.Parameter) and not _is_known(one):
+            # Detached, as torch's own way does, one of a class of somebody else's is plain.
+            return False
         if one is not None:
             found[prefix + name] = one
     if buffers := own["_buffers"]:
@@ -68,3 +75,8 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
         one is None or _gather(one, f"{prefix}{name}.", found)
         for name, one in own["_modules"].items()
     )
+
+
+def _is_known(parameter: torch.nn.Parameter) -> bool:
+    # torch's sharded tensors have a part here that is theirs.
+    return type(parameter) in PLAIN or hasattr(parameter, "to_local")

@@ -147,19 +147,20 @@ class Copies:
 
     A copy whose source was changed meanwhile is worthless, and torch counts changes in place:
     ``require_unchanged`` tells. That finds a loop that breaks its promise nearly always, not
-    always: a change through ``.data`` is not counted.
+    always: a change through ``.data`` is not counted, and one that is still under way not yet.
+    So whoever changes what is copied is the one to ask last.
 
     Args:
         work: what to copy; nothing of it is begun yet, or a device does it by itself.
     """
 
     def __init__(self, work: Sequence[Making] = ()) -> None:
+        self._work = [*work]
         self._left = deque(work)
         self._missing = len(work)
         self._lock = threading.Lock()
         self._whole = threading.Event()
         self._failures: list[Failure] = []
-        self._changed: list[str] = []
         if not work:
             self._whole.set()
 
@@ -178,19 +179,24 @@ class Copies:
             continue
         self._whole.wait()
 
+    def forget(self) -> None:
+        """Let go of what was copied, which training may replace; nobody asks any more."""
+        self._work = []
+
     def require_unchanged(self) -> None:
-        """Refuse copies that are not of one moment; all are made.
+        """Refuse copies that are not of one moment; all are made, and the sources as they were.
 
         Raises:
-            SaveFailed: a source was changed before its copy was made.
+            SaveFailed: a source was changed since.
             ResilientError: a copy could not be made.
         """
         if self._failures:
             raise self._failures[0].to_error(1) from self._failures[0].cause
-        if self._changed:
+        changed = [name for one in self._work for name in one.changed()]
+        if changed:
             raise SaveFailed(
-                f"`{self._changed[0]}` was changed while it was copied, and so were "
-                f"{len(self._changed) - 1} others: with overlap nothing changes parameters "
+                f"`{changed[0]}` was changed while it was copied, and so were "
+                f"{len(changed) - 1} others: with overlap nothing changes parameters "
                 "between a save and the next optimizer.step()",
                 hint="move that change behind optimizer.step() (where you wait for the copy "
                 "yourself: behind before_update()), or save without overlap "
@@ -207,8 +213,6 @@ class Copies:
         with self._lock:
             if isinstance(made, Failure):
                 self._failures.append(made)
-            else:
-                self._changed += one.changed()
             self._missing -= 1
             if not self._missing:
                 self._whole.set()

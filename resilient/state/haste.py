@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import torch
+
 from resilient.state.copying import Copy, HostCopies
 from resilient.state.steady import may_wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    import torch
 
     from resilient.state.drafts import Draft
 
@@ -109,3 +109,15 @@ class Splits:
         """Keep nothing that points into the memory of a file of this name."""
         for file in [one for one in self._known if one.name == name]:
             del self._known[file]
+
+
+def has_core_left(ranks: int, cores: float) -> bool:
+    """Say whether something can be copied while training goes on that takes no core from it.
+
+    Args:
+        ranks: of this host, that compute with as many threads as this one.
+        cores: that they may use.
+    """
+    # Work on a device leaves the host's cores alone, and a device copies by itself.
+    has_device = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return has_device or ranks * torch.get_num_threads() < cores

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, UnsavableState
 from resilient.state.kinds import require_same_kind
 from resilient.state.objects import put_together, take_apart
 from resilient.state.tree import escape
@@ -75,24 +75,45 @@ class NamedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers.
 
+        What an optimizer keeps of itself, under keys that are no parameters, stays as it is.
+
         Raises:
             ConfigError: the optimizer holds a parameter that the model does not have.
+            UnsavableState: it keeps something of itself under a parameter's name, or a number.
         """
         if self.is_asked_plainly():
             return self._asked()
+        self._require_no_numbers()
         plain = self._optimizer.state_dict()
         groups = [
             {**group, "params": [self._names[number] for number in group["params"]]}
             for group in plain["param_groups"]
         ]
-        state = {
-            self._names[number]: {
-                kind: value if type(value) is torch.Tensor else take_apart(value)
-                for kind, value in one.items()
-            }
-            for number, one in plain["state"].items()
-        }
+        state = {self._key_of(key): _taken_apart(one) for key, one in plain["state"].items()}
         return {**plain, "state": state, "param_groups": groups}
+
+    def _require_no_numbers(self) -> None:
+        # torch's own state_dict() numbers the parameters.
+        for key in self._optimizer.state:
+            if isinstance(key, int):
+                raise UnsavableState(
+                    f"the optimizer keeps something of itself as {key!r}, which would be taken for "
+                    "the number of a parameter",
+                    path=f"state/{key}",
+                    hint="keep it under a name in optimizer.state",
+                )
+
+    def _key_of(self, key: Any) -> Any:
+        """Return the name of the parameter of a number, and any other key as it is."""
+        if type(key) is int:
+            return self._names[key]
+        if key in self._names:
+            raise UnsavableState(
+                f"the optimizer keeps something of itself as `{key}`, which is a parameter's name",
+                path=f"state/{escape(key)}",
+                hint="keep it under another key of optimizer.state",
+            )
+        return key
 
     @property
     def names(self) -> Sequence[str]:
@@ -125,10 +146,7 @@ class NamedOptimizer:
         """Return the state of an optimizer that is asked plainly, in less time."""
         names = self._names_by_id
         state = {
-            names[id(parameter)]: {
-                kind: value if type(value) is torch.Tensor else take_apart(value)
-                for kind, value in one.items()
-            }
+            names[id(parameter)]: _taken_apart(one)
             for parameter, one in self._optimizer.state.items()
         }
         return {"state": state, "param_groups": self.groups()}
@@ -161,6 +179,7 @@ class NamedOptimizer:
 
         Raises:
             ValueError: the saved names are not this optimizer's.
+            IncompatibleCheckpoint: it holds an object of a class that is not known here.
             ConfigError: the optimizer holds a parameter that the model does not have.
         """
         self._name()
@@ -176,10 +195,44 @@ class NamedOptimizer:
             )
         ]
         state = {
-            numbers[name]: {kind: put_together(value) for kind, value in one.items()}
-            for name, one in state_dict["state"].items()
+            numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()
         }
+        live, device = self._optimizer.state, self._parameters[0].device
+        for name in state.keys() - numbers.values():
+            state[name] = _moved(state[name], live.get(name), device)
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+
+
+def _moved(state: Any, live: Any, device: torch.device) -> Any:
+    """Return what an optimizer keeps of itself where it had it, or else beside its parameters.
+
+    torch moves what is a parameter's alone. Numbers in tensors stay on the CPU, as its steps do.
+    """
+    if isinstance(state, dict):
+        held = live if isinstance(live, dict) else {}
+        return {key: _moved(one, held.get(key), device) for key, one in state.items()}
+    if not isinstance(state, torch.Tensor):
+        return state
+    if isinstance(live, torch.Tensor):
+        return state.to(live.device)
+    return state.to(device) if state.ndim else state
+
+
+def _taken_apart(state: Any) -> Any:
+    """Return the state of one parameter, or whatever is in its place, as it can be saved."""
+    if not isinstance(state, dict):
+        return take_apart(state)
+    return {
+        kind: value if type(value) is torch.Tensor else take_apart(value)
+        for kind, value in state.items()
+    }
+
+
+def _put_together(state: Any) -> Any:
+    made = put_together(state)
+    if made is not state or not isinstance(state, dict):
+        return made
+    return {kind: put_together(value) for kind, value in state.items()}
 
 
 def _is_plain(optimizer: torch.optim.Optimizer) -> bool:

@@ -266,7 +266,7 @@ class _Walk:
 
     def _child(self, key: Any, value: Any) -> Any:
         kind = type(value)
-        if kind in PLAIN_VALUES:
+        if kind in PLAIN_VALUES or (kind is float and math.isfinite(value)):
             return value
         self.places.append(key)
         return self.visit(value)

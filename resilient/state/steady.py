@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from resilient.state.optimizer import NamedOptimizer
+from resilient.state.recall import Kept
 from resilient.state.tree import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from resilient.state.capture import Part
+    from resilient.state.capture import Part, Snapshot
 
 
 # Below this, to copy takes less time than to keep books of what is not copied yet; and some models
 # clamp a small parameter of theirs in a forward pass.
 _LATER_BYTES_MIN = 64 << 10
 _KINDS = frozenset(PLAIN)
+_DICTS = frozenset({dict})
 _values_of = methodcaller("values")
 
 
@@ -39,10 +41,41 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that hold the state of torch's optimizers, and nothing else.
 
     No model's forward pass knows them. Parameters may be among what is steady, and a model that
-    keeps a number of its own within bounds changes it all the same.
+    keeps a number of its own within bounds changes it all the same; what an optimizer keeps may
+    be the memory of a parameter.
     """
-    found = filter(None, (_optimizer_of(part.stateful) for part in parts.values()))
-    return _addresses(one for optimizer in found for one in _kept(optimizer))
+    found = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
+    kept = _addresses(one for optimizer in found for one in _kept(optimizer))
+    return kept - _addresses(one for optimizer in found for one in _parameters(optimizer))
+
+
+class Steadiness:
+    """Knows what is steady as long as optimizers keep the memory that they had.
+
+    To go through all that they keep takes as long, at each step, as to copy a part of it.
+    """
+
+    def __init__(self) -> None:
+        self._layout: list[Any] = []
+        self._alive: list[Any] = []
+        self._found = frozenset[int](), frozenset[int]()
+
+    def of(
+        self, parts: Mapping[str, Part], snapshot: Snapshot
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Return what :func:`steady_memory` and :func:`state_memory` do.
+
+        Args:
+            parts: by name.
+            snapshot: of these parts, just now.
+        """
+        pairs = [*zip(parts.values(), (one.tensors for one in snapshot.parts), strict=True)]
+        layout = [_layout_of(part.stateful, tensors) for part, tensors in pairs]
+        if None in layout or layout != self._layout:
+            self._found = steady_memory(parts), state_memory(parts)
+            # An object is known by its number only while it lives.
+            self._layout, self._alive = layout, [tensors for _, tensors in pairs]
+        return self._found
 
 
 def may_wait(
@@ -68,10 +101,34 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 
 
 def _steady(stateful: Any) -> Iterable[torch.Tensor]:
-    if hasattr(stateful, "steady"):
+    if _says_itself(stateful):
         return stateful.steady()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
     optimizer = _optimizer_of(stateful)
     return _held(optimizer) if optimizer is not None else ()
+
+
+def _says_itself(stateful: Any) -> bool:
+    # What somebody's module or optimizer has by that name is something else.
+    is_torchs = isinstance(stateful, torch.nn.Module | torch.optim.Optimizer)
+    return not is_torchs and callable(getattr(type(stateful), "steady", None))
+
+
+def _layout_of(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...] | None:
+    """Return where the memory of an optimizer lies; None if that is not known so.
+
+    Args:
+        stateful: any.
+        tensors: what it said just now.
+    """
+    if _says_itself(stateful):
+        return None
+    optimizer = _optimizer_of(stateful)
+    if optimizer is None:
+        return ()
+    held = _parameters(optimizer)
+    if not isinstance(tensors, Kept) or not _KINDS.issuperset(map(type, held)):
+        return None
+    return id(tensors), [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]
 
 
 def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:
@@ -90,12 +147,22 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    held = [one for group in optimizer.param_groups for one in group["params"]]
-    return held + _kept(optimizer)
+    return _parameters(optimizer) + _kept(optimizer)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    values = [*chain.from_iterable(map(_values_of, optimizer.state.values()))]
+    states = [*optimizer.state.values()]
+    # Mostly a dict for each parameter; torch takes and restores anything else as well.
+    dicts = states if _DICTS.issuperset(map(type, states)) else [*map(_dict_of, states)]
+    values = [*chain.from_iterable(map(_values_of, dicts))]
     if _KINDS.issuperset(map(type, values)):
         return values
     return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def _dict_of(state: Any) -> dict[Any, Any]:
+    return state if isinstance(state, dict) else {"": state}

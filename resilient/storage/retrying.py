@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from resilient.errors import KeyExists, KeyNotFound, StoreUnavailable
+from resilient.events import Event, Level
 from resilient.showing import quoted
 from resilient.storage.buffers import byte_view
 from resilient.storage.filling import fill, ranges_of
@@ -25,6 +28,39 @@ Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 5.0
+# Before that, an answer that comes late is nobody's trouble.
+_TELL_AFTER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSilent(Event):
+    """A store does not answer, and is asked again."""
+
+    level: ClassVar[Level] = Level.WARNING
+    url: str
+    error: str
+    waited_seconds: float
+    within_seconds: float
+
+    def line(self) -> str:
+        """Say for how long, why, and when whoever asks gives up."""
+        return (
+            f"{self.url} has not answered for {self.waited_seconds:.0f} s ({self.error}); it is "
+            f"asked again for up to {self.within_seconds:g} s, and nothing that is committed is "
+            "touched"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnswered(Event):
+    """A store that was silent answers again."""
+
+    url: str
+    waited_seconds: float
+
+    def line(self) -> str:
+        """Say which and how long it took."""
+        return f"{self.url} answers again, after {self.waited_seconds:.0f} s"
 
 
 class RetryingStore:
@@ -39,18 +75,31 @@ class RetryingStore:
         within_seconds: after this long no further try is begun; 0 means one try. A call that
             hangs is the inner store's to end.
         jitter: spreads the pauses so that a thousand ranks do not come back together.
+        emit: where it is told that the store is silent, once, and that it answers again.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, within_seconds: float = 60.0, jitter: Random | None = None
+        self,
+        store: Store,
+        clock: Clock,
+        within_seconds: float = 60.0,
+        jitter: Random | None = None,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._within_seconds = within_seconds
         self._jitter = jitter or Random()  # noqa: S311 - spreads load, keeps no secret
+        self._emit = emit
+        self._silent_since_seconds: float | None = None
+        self._telling = threading.Lock()
         self.url = store.url
         self.exclusive = store.exclusive
         self.ranges = ranges_of(store)
+
+    def telling(self, emit: Callable[[Event], None]) -> RetryingStore:
+        """Return one of the same store that tells there when it is silent."""
+        return RetryingStore(self._store, self._clock, self._within_seconds, self._jitter, emit)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key``; again is harmless, for an object is put whole."""
@@ -134,20 +183,49 @@ class RetryingStore:
         tries = 0
         while True:
             try:
-                return attempt()
+                found = attempt()
             except StoreUnavailable as error:
                 tries += 1
                 pause_seconds = self._pause_seconds(tries)
                 spent_seconds = self._clock.monotonic_seconds() - started_seconds
+                self._tell_silence(error, started_seconds, spent_seconds)
                 if spent_seconds + pause_seconds > self._within_seconds:
                     raise StoreUnavailable(
                         f"{error.message}; gave up after {tries} tries in {spent_seconds:.1f} s",
                         key=error.key,
                         hint=error.hint or f"resilient ckpt ls {quoted(self.url)}",
                     ) from error
+            else:
+                self._tell_answer()
+                return found
             self._clock.sleep(pause_seconds)
+
+    def _tell_silence(
+        self, error: StoreUnavailable, started_seconds: float, spent_seconds: float
+    ) -> None:
+        if self._emit is None or spent_seconds < _TELL_AFTER_SECONDS:
+            return
+        with self._telling:
+            if self._silent_since_seconds is not None:
+                return
+            self._silent_since_seconds = started_seconds
+        self._emit(StoreSilent(self.url, error.message, spent_seconds, self._within_seconds))
+
+    def _tell_answer(self) -> None:
+        if self._emit is None or self._silent_since_seconds is None:
+            return
+        with self._telling:
+            since_seconds, self._silent_since_seconds = self._silent_since_seconds, None
+        if since_seconds is not None:
+            silent_seconds = self._clock.monotonic_seconds() - since_seconds
+            self._emit(StoreAnswered(self.url, silent_seconds))
 
     def _pause_seconds(self, tries: int) -> float:
         # The exponent is capped before it can overflow a float.
         growing = _FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 16)
         return min(growing, _PAUSE_SECONDS_MAX) * self._jitter.uniform(0.5, 1.0)
+
+
+def telling(store: Store, emit: Callable[[Event], None]) -> Store:
+    """Return a store that tells when it is silent, where it is one that asks again."""
+    return store.telling(emit) if isinstance(store, RetryingStore) else store

@@ -119,14 +119,17 @@ def _create(root: Path) -> tuple[Path, int]:
     for _ in range(_ATTEMPTS_MAX):
         path = root / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         path.mkdir(mode=0o700)
-        lock = _lock(path)
+        lock = lock_folder(path)
         if lock is not None:
             return path, lock
     raise FileNotFoundError(0, "somebody sweeps faster than we make folders")
 
 
-def _lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock of ``path``, None if another does or it is gone."""
+def lock_folder(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of ``path``, None if another does or it is gone.
+
+    Crash: the kernel lets the lock go.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -143,7 +146,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _is_owned(path: Path) -> bool:
-    lock = _lock(path)
+    lock = lock_folder(path)
     if lock is not None:
         os.close(lock)
     return lock is None and path.exists()
@@ -175,7 +178,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
             continue
         if not _is_one(path):
             continue
-        lock = _lock(path)
+        lock = lock_folder(path)
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from torch import nn
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
@@ -22,8 +22,23 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give every rank the buffers of rank 0, as the next forward pass would. Collective."""
-    for buffer in model.buffers():
+    for buffer in buffers_of(model):
         dist.broadcast(_local(buffer), src=0)
+
+
+def buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return what ``model.buffers()`` gives, in some order that all ranks share, in less time.
+
+    Asked at each step that is held, and most models have none.
+    """
+    modules, left = dict[int, nn.Module](), [model]
+    while left:
+        one = left.pop()
+        if id(one) not in modules:
+            modules[id(one)] = one
+            left += [inner for inner in one._modules.values() if inner is not None]  # noqa: SLF001
+    found = chain.from_iterable(one._buffers.values() for one in modules.values())  # noqa: SLF001
+    return [*{id(one): one for one in found if one is not None}.values()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import chain
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,12 @@ class CopiedAgain:
 
 
 def _copy(value: Any) -> Any:
+    """Return what ``asdict`` makes of a value; most are lists and dicts of plain ones, or empty."""
+    kind = type(value)
+    if kind is list and _PLAIN.issuperset(map(type, value)):
+        return value.copy()
+    if kind is dict and _PLAIN.issuperset(map(type, chain(value, value.values()))):
+        return value.copy()
     return asdict(_Held(value))["value"]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from resilient.state.capture import Part
     from resilient.train.session import Session
     from resilient.vault.reading.choose import Resumed
+    from resilient.world.sums import NearSums
 
 
 class HoldingSaver(Saver):
@@ -24,6 +25,8 @@ class HoldingSaver(Saver):
 
     _holding: Holding | None = None
     _is_on: bool | None = None
+    near_sums: NearSums | None = None
+    """Adds numbers of all ranks up, where they hold steps and are on one host; all have it then."""
 
     def __init__(
         self, checkpointer: Checkpointer, parts: dict[str, Part], *, session: Session, **more: Any
@@ -54,6 +57,8 @@ class HoldingSaver(Saver):
         if self._is_on is None:
             self._holding = begin_to_hold(self._checkpointer, self._lull)
             self._is_on = self._holding is not None
+            # The ranks go on to add so though one of them has let go of what it holds.
+            self.near_sums = self._holding.near_sums if self._holding is not None else None
         if self._holding is None:
             return
         measured, peeks = self._state.measured(), self.ledger.peek
@@ -74,7 +79,7 @@ class HoldingSaver(Saver):
     def begin_again(self, checkpointer: Checkpointer) -> Resumed | None:
         """Begin another life from a checkpoint, and forget the steps that are given up."""
         self._let_go(drops=True)
-        self._is_on = None
+        self._is_on = self.near_sums = None
         return super().begin_again(checkpointer)
 
     def close(self) -> None:

@@ -157,7 +157,7 @@ class Run:
         if self.saver.will_hold():
             # Behind before_update(): whoever has the sum knows that every rank holds the step
             # before whole, and has not waited for it.
-            self.meters.begin_mean()
+            self.meters.begin_mean(self.saver.near_sums)
 
     def may_begin(self, step: int) -> bool:
         """Say whether to begin a step: this launch does not end before it, and the gate agrees."""

@@ -40,7 +40,7 @@ class Cores:
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root
         self._names = {f"cpu{number}" for number in _allowed()}
-        self._count = quota_cores(root) or float(len(self._names))
+        self._count = usable_cores(root)
 
     def read(self) -> Reading:
         """Return the counters now."""
@@ -69,6 +69,15 @@ class Cores:
             ticks = [int(row[_IDLE]) + int(row[_IO_WAIT]) for row in rows if row[0] in self._names]
             return sum(ticks) / _TICKS_PER_SECOND if ticks else None
         return None
+
+
+def usable_cores(root: Path = _ROOT) -> float:
+    """Return how many cores this process may use.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    return quota_cores(root) or float(len(_allowed()))
 
 
 def quota_cores(root: Path = _ROOT) -> float | None:

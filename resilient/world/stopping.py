@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,12 @@ class StopRequest:
     Attributes:
         reason: for a person: ``SIGTERM``, ``aws: spot terminate``.
         deadline_seconds: when this host or process is gone, on the monotonic clock of this host.
+        is_for_all: whether it is meant for all hosts of the run, and not for this one alone.
     """
 
     reason: str
     deadline_seconds: float
+    is_for_all: bool = False
 
     def left_seconds(self, now_seconds: float) -> float:
         """Return what is left at ``now_seconds``; negative once it is over."""
@@ -36,10 +38,12 @@ class StopRequest:
 
     def within(self, other: StopRequest) -> StopRequest:
         """Return this request, ending no later than ``other``."""
+        is_for_all = self.is_for_all or other.is_for_all
         if other.deadline_seconds >= self.deadline_seconds:
-            return self
+            is_same = self.is_for_all is is_for_all
+            return self if is_same else replace(self, is_for_all=is_for_all)
         reason = self.reason if other.reason in self.reason else f"{self.reason}, {other.reason}"
-        return StopRequest(reason, other.deadline_seconds)
+        return StopRequest(reason, other.deadline_seconds, is_for_all)
 
     def to_json(self, now_seconds: float) -> dict[str, Any]:
         """Return a JSON-able value that means the same on another host."""

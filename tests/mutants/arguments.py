@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _HOME = "resilient/train/arguments"
 _TESTS = "tests/unit/train/arguments"
+COPIED = "tests/unit/train/test_copied.py"
 
 MUTANTS = [
     Mutant(
@@ -149,5 +150,37 @@ MUTANTS = [
         "            return inputs\n        return to_device(inputs, self.session.device, "
         "ahead=True)",
         "tests/unit/train/test_batch.py",
+    ),
+    Mutant(
+        "what was changed inside of an argument is not told",
+        "resilient/train/copied.py",
+        "repr(_copy(values[at])) == text for at, text in self._inside",
+        "True for _ in self._inside",
+        COPIED,
+    ),
+    Mutant(
+        "an argument that was changed is not told",
+        "resilient/train/copied.py",
+        "all(map(is_, values, self._values)) and ",
+        "",
+        COPIED,
+    ),
+    Mutant(
+        "a list of the arguments is kept as it is now, not as it was",
+        "resilient/train/copied.py",
+        """    if kind is list and _PLAIN.issuperset(map(type, value)):
+        return value.copy()""",
+        """    if kind is list:
+        return value""",
+        COPIED,
+    ),
+    Mutant(
+        "a dict of the arguments is kept as it is now, not as it was",
+        "resilient/train/copied.py",
+        """    if kind is dict and _PLAIN.issuperset(map(type, chain(value, value.values()))):
+        return value.copy()""",
+        """    if kind is dict:
+        return value""",
+        COPIED,
     ),
 ]

@@ -70,6 +70,20 @@ MUTANTS = [
         ONE,
     ),
     Mutant(
+        "a parameter that a forward pass changes is passed over",
+        "resilient/strategies/canonical/refusing.py",
+        "return chain(model.named_buffers(), model.named_parameters())",
+        "return chain(model.named_buffers())",
+        ONE,
+    ),
+    Mutant(
+        "the bits of parameters are not compared",
+        "resilient/train/reduction/rehearsal.py",
+        "for name, one in tensors_of(run.model) if checksum_of(one) != before[name]",
+        "for name, one in run.model.named_buffers() if checksum_of(one) != before[name]",
+        ONE,
+    ),
+    Mutant(
         "the rehearsal leaves its gradients",
         "resilient/train/reduction/rehearsal.py",
         "    for one in run.parameters:\n        one.grad = None\n",

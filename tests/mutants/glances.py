@@ -8,7 +8,9 @@ GLANCES = "resilient/state/glances.py"
 SAME = "tests/unit/state/test_glances.py"
 LATER = "tests/unit/state/test_glances_later.py"
 AGAIN = "tests/unit/state/test_known_again.py"
-COPIED = "tests/unit/train/test_copied.py"
+ASKING = "tests/unit/state/test_asked_state.py"
+SUMMED = "tests/process/test_held_sums.py"
+STEADY = "tests/unit/state/test_steady.py"
 SPELLED = "tests/unit/state/test_spelling.py"
 
 MUTANTS = [
@@ -122,7 +124,7 @@ MUTANTS = [
         "resilient/state/steady.py",
         " and (source.nbytes >= _LATER_BYTES_MIN or address in small)",
         "",
-        AGAIN,
+        STEADY,
     ),
     Mutant(
         "what torch has drawn is forgotten",
@@ -144,20 +146,6 @@ MUTANTS = [
         "        if not moved_bytes:\n",
         "        if True:\n",
         AGAIN,
-    ),
-    Mutant(
-        "what was changed inside of an argument is not told",
-        "resilient/train/copied.py",
-        "repr(_copy(values[at])) == text for at, text in self._inside",
-        "True for _ in self._inside",
-        COPIED,
-    ),
-    Mutant(
-        "an argument that was changed is not told",
-        "resilient/train/copied.py",
-        "all(map(is_, values, self._values)) and ",
-        "",
-        COPIED,
     ),
     Mutant(
         "what lies elsewhere now is taken for what lay there",
@@ -207,5 +195,138 @@ MUTANTS = [
         "[*one] == [*other] and all",
         "set(one) == set(other) and all",
         SPELLED,
+    ),
+    Mutant(
+        "a traced module is looked into",
+        "resilient/state/asking.py",
+        '        "_parameters" not in own\n        or ',
+        "        ",
+        ASKING,
+    ),
+    Mutant(
+        "a parameter of a class of its own is given as it is",
+        "resilient/state/asking.py",
+        "if isinstance(one, torch.nn.Parameter) and not _is_known(one):",
+        "if False:",
+        ASKING,
+    ),
+    Mutant(
+        "what an optimizer keeps under a parameter's name is taken for the parameter's",
+        "resilient/state/optimizer.py",
+        "        if key in self._names:\n",
+        "        if False:\n",
+        ASKING,
+    ),
+    Mutant(
+        "state that is no dict is taken for one",
+        "resilient/state/optimizer.py",
+        "    if not isinstance(state, dict):\n        return take_apart(state)\n",
+        "",
+        ASKING,
+    ),
+    Mutant(
+        "a parameter's memory counts as an optimizer's own",
+        "resilient/state/steady.py",
+        "    return kept - ",
+        "    return kept or ",
+        STEADY,
+    ),
+    Mutant(
+        "whatever is called steady is asked",
+        "resilient/state/steady.py",
+        'callable(getattr(type(stateful), "steady", None))',
+        'hasattr(stateful, "steady")',
+        STEADY,
+    ),
+    Mutant(
+        "a fraction leaves the mark of a tensor",
+        "resilient/state/recall.py",
+        "(kind is float and math.isfinite(value)):\n            return value\n        self.places",
+        "False:\n            return value\n        self.places",
+        AGAIN,
+    ),
+    Mutant(
+        "a storage is known by where a tensor begins in it",
+        "resilient/state/steady.py",
+        " and not any(map(torch.Tensor.storage_offset, held))",
+        "",
+        STEADY,
+    ),
+    Mutant(
+        "what is hooked to a module's state is passed over",
+        "resilient/state/asking.py",
+        '        or own["_state_dict_hooks"]\n',
+        "",
+        ASKING,
+    ),
+    Mutant(
+        "a buffer is stored that a module does not store",
+        "resilient/state/asking.py",
+        "if one is not None and name not in passing:",
+        "if one is not None:",
+        ASKING,
+    ),
+    Mutant(
+        "what is hooked to an optimizer's state is passed over",
+        "resilient/state/optimizer.py",
+        "        and not optimizer._optimizer_state_dict_post_hooks  # noqa: SLF001\n",
+        "",
+        ASKING,
+    ),
+    Mutant(
+        "ranks of several hosts add up through one's memory",
+        "resilient/holding.py",
+        ' or os.environ.get("LOCAL_WORLD_SIZE") != str(desk.world.size):\n',
+        ":\n",
+        SUMMED,
+    ),
+    Mutant(
+        "ranks add up though one of them cannot",
+        "resilient/holding.py",
+        '    if not settle("mapped", is_there, all):\n',
+        '    if not settle("mapped", True, all) or not is_there:\n',
+        SUMMED,
+    ),
+    Mutant(
+        "half a record is believed",
+        "resilient/world/sums.py",
+        " or check != zlib.crc32(record[: _SAID.size])",
+        "",
+        "tests/unit/test_near_sums.py",
+    ),
+    Mutant(
+        "the number of a turn before is taken",
+        "resilient/world/sums.py",
+        "there != turn or ",
+        "",
+        "tests/unit/test_near_sums.py",
+    ),
+    Mutant(
+        "what is steady is found once and for all",
+        "resilient/state/steady.py",
+        "        if None in layout or layout != self._layout:\n",
+        "        if not self._layout:\n",
+        STEADY,
+    ),
+    Mutant(
+        "an optimizer's memory is known by where its tensors lie alone",
+        "resilient/state/steady.py",
+        "    return id(tensors), [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]\n",
+        "    return 0, [*map(torch.Tensor.data_ptr, chain(held, tensors.values()))]\n",
+        STEADY,
+    ),
+    Mutant(
+        "what a module calls steady is asked",
+        "resilient/state/steady.py",
+        "    return not is_torchs and callable(",
+        "    return callable(",
+        STEADY,
+    ),
+    Mutant(
+        "a number among what an optimizer keeps is taken for a parameter's",
+        "resilient/state/optimizer.py",
+        "            if isinstance(key, int):\n",
+        "            if False:\n",
+        ASKING,
     ),
 ]

@@ -13,36 +13,13 @@ SLATE = "resilient/vault/keeper/slate.py"
 SLATES = "tests/unit/vault/test_slate.py"
 RECALL = "resilient/state/recall.py"
 
-ASKING = "tests/unit/state/test_asked_state.py"
-
 MUTANTS = [
-    Mutant(
-        "what is hooked to a module's state is passed over",
-        "resilient/state/asking.py",
-        '        or own["_state_dict_hooks"]\n',
-        "",
-        ASKING,
-    ),
-    Mutant(
-        "a buffer is stored that a module does not store",
-        "resilient/state/asking.py",
-        "if one is not None and name not in passing:",
-        "if one is not None:",
-        ASKING,
-    ),
-    Mutant(
-        "what is hooked to an optimizer's state is passed over",
-        "resilient/state/optimizer.py",
-        "        and not optimizer._optimizer_state_dict_post_hooks  # noqa: SLF001\n",
-        "",
-        ASKING,
-    ),
     Mutant(
         "copies of a held step do not wait for a lull",
         "resilient/overlap.py",
         "        begin.wait()\n",
         "        pass\n",
-        "tests/unit/test_overlap.py",
+        "tests/unit/test_lull.py",
     ),
     Mutant(
         "a step lands that one rank holds",
@@ -52,10 +29,17 @@ MUTANTS = [
         CHOICE,
     ),
     Mutant(
+        "only the newest step is looked at",
+        SEAT,
+        "    for one in steps:\n",
+        "    for one in steps[:1]:\n",
+        CHOICE,
+    ),
+    Mutant(
         "a step lands that is older than what is committed",
         SEAT,
-        "is_newest = not there or there[0] < newest",
-        "is_newest = True",
+        " and (not there or there[0] < one)",
+        "",
         CHOICE,
     ),
     Mutant(
@@ -63,7 +47,8 @@ MUTANTS = [
         "resilient/train/run.py",
         '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
         "        if self.saver.will_hold():\n",
-        "        if self.saver.will_hold():\n            self.meters.begin_mean()\n"
+        "        if self.saver.will_hold():\n"
+        "            self.meters.begin_mean(self.saver.near_sums)\n"
         '        with timing("saving", _STALL_SECONDS):\n            self.saver.before_update()\n'
         "        if False:\n",
         "tests/unit/train/test_begun_means.py",
@@ -71,15 +56,64 @@ MUTANTS = [
     Mutant(
         "a sum that was begun is not waited for",
         "resilient/train/measures/meters.py",
-        "        self.work.wait()\n",
+        "    work.wait()\n",
         "",
         "tests/process/test_means.py",
     ),
     Mutant(
+        "a keeper whose agent was killed does not wait for ranks that hold",
+        "resilient/vault/keeper/keeper.py",
+        "            self._holding() or self._busy",
+        "            self._busy",
+        f"{HELD} -k agent_was_killed",
+    ),
+    Mutant(
+        "nobody else is told that a step is held",
+        "resilient/vault/keeper/keeper.py",
+        "                marks.enter_context(self._room.saving(url))\n",
+        "                pass\n",
+        f"{HELD} -k agent_was_killed",
+    ),
+    Mutant(
+        "a worker that loads data is taken for its rank",
+        "resilient/vault/keeper/conversation.py",
+        "os.register_at_fork(after_in_child=_leave_to_parent)",
+        "",
+        f"{HELD} -k loses_nothing",
+    ),
+    Mutant(
+        "what holds steps keeps its memory from a save",
+        "resilient/vault/keeper/holder.py",
+        "    persister.leased.make_room = holder.release\n",
+        "",
+        f"{HELD} -k memory_of_held",
+    ),
+    Mutant(
+        "what gave its memory to a save holds on",
+        "resilient/vault/keeper/holder.py",
+        'if self._is_released and verb == "reserve":',
+        "if False:",
+        f"{HELD} -k memory_of_held",
+    ),
+    Mutant(
+        "memory that the keeper gave away is used",
+        "resilient/vault/keeper/leased.py",
+        "no longer has what there was.\n            self._held.pop(name, None)\n",
+        "no longer has what there was.\n",
+        "tests/unit/vault/test_room.py",
+    ),
+    Mutant(
+        "what holds steps gives its memory where that is not enough",
+        "resilient/vault/keeper/holder.py",
+        " or self._leased.size_bytes < needed_bytes",
+        "",
+        f"{HELD} -k room_enough",
+    ),
+    Mutant(
         "a step lands on top of a save that failed",
         SEAT,
-        "is_rooted = not after or any(one.folder == after for one in there)",
-        "is_rooted = True",
+        "held[0][one.folder] in roots and ",
+        "",
         CHOICE,
     ),
     Mutant(
@@ -185,13 +219,6 @@ MUTANTS = [
         "resilient/state/haste.py",
         "known is None or (known.steady, known.small) != (steady, small)",
         "known is None",
-        AGAIN,
-    ),
-    Mutant(
-        "a storage is known by where a tensor begins in it",
-        "resilient/state/steady.py",
-        " and not any(map(torch.Tensor.storage_offset, held))",
-        "",
         AGAIN,
     ),
     Mutant(

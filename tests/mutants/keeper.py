@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "a live owner's memory is swept",
         "resilient/storage/shared.py",
-        "        lock = _lock(path)\n        if lock is not None:\n            shutil.rmtree",
+        "        lock = lock_folder(path)\n        if lock is not None:\n            shutil.rmtree",
         "        lock = os.open(path, os.O_RDONLY)\n        if lock is not None:\n"
         "            shutil.rmtree",
         SHARED,

@@ -157,10 +157,8 @@ MUTANTS = [
     Mutant(
         "an optimizer's state is matched by position",
         "resilient/state/optimizer.py",
-        "            numbers[name]: {kind: put_together(value) for kind, value in one.items()}\n"
-        '            for name, one in state_dict["state"].items()\n',
-        "            name: {kind: put_together(value) for kind, value in one.items()}\n"
-        '            for name, one in enumerate(state_dict["state"].values())\n',
+        'numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()',
+        'name: _put_together(one) for name, one in enumerate(state_dict["state"].values())',
         "tests/unit/state",
     ),
     Mutant(

@@ -159,4 +159,18 @@ MUTANTS = [
         "        if False:\n",
         "tests/unit/storage/test_local_files.py -k never_be_made",
     ),
+    Mutant(
+        "a store that is silent is told of at each try",
+        "resilient/storage/retrying.py",
+        "            self._silent_since_seconds = started_seconds\n",
+        "            pass\n",
+        "tests/unit/storage/test_retrying_deadline.py",
+    ),
+    Mutant(
+        "a store that answers late is called silent",
+        "resilient/storage/retrying.py",
+        " or spent_seconds < _TELL_AFTER_SECONDS",
+        "",
+        "tests/unit/storage/test_retrying_deadline.py",
+    ),
 ]

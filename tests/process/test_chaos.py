@@ -135,4 +135,5 @@ def test_a_script_with_a_random_stream_of_its_own_is_found_out(tmp_path):
     assert states(ended)["exact"] == "BROKEN"
     verdict = json.loads(ended.stdout)
     assert any("weight" in one for one in verdict["differences"])
-    assert verdict["command"].startswith("resilient chaos run calm --seed 3 -- train")
+    assert verdict["command"].startswith("resilient chaos run calm --folder ")
+    assert " --within 100 --seed 3 -- train " in verdict["command"]

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from keepers import begun, names, resumed_from, resumed_weight, weight
+from manifests import Values
 
 from resilient.checkpointer import About
-from resilient.errors import PeerFailed
+from resilient.errors import ConfigError, PeerFailed
 from resilient.format.names import CheckpointId
 from resilient.holding import begin_to_hold
+from resilient.state.capture import Part
 from resilient.storage.open import open_store
 from resilient.testing.gang import run_gang
 from resilient.vault.registry.catalog import committed
@@ -127,10 +130,16 @@ def test_a_step_counts_that_a_busy_keeper_reads_only_after_its_rank_has_died(sta
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 4), 4.0)
 
 
-@pytest.mark.parametrize("times", [1, 40, 400])
-def test_a_rank_that_is_killed_while_it_holds_loses_nothing_that_it_held(start, tmp_path, times):
+@pytest.mark.parametrize(
+    ("times", "more"),
+    [(1, ()), (40, ()), (400, ()), (40, ("5",))],
+    ids=["first", "some", "many", "a child of it lives on"],
+)
+def test_a_rank_that_is_killed_while_it_holds_loses_nothing_that_it_held(
+    start, tmp_path, times, more
+):
     keeper, run = start(), tmp_path / "run"
-    command = [sys.executable, str(HOLDER), str(keeper.path), str(run)]
+    command = [sys.executable, str(HOLDER), str(keeper.path), str(run), *more]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as rank:
         said = [rank.stdout.readline() for _ in range(times)]
@@ -139,6 +148,70 @@ def test_a_rank_that_is_killed_while_it_holds_loses_nothing_that_it_held(start, 
     checkpoint, state, _ = resumed_from(keeper, run)
     assert checkpoint.step in (held, held + 1)
     assert set(state["weight"].tolist()) == {float(checkpoint.step)}
+
+
+def test_what_is_held_lands_though_the_agent_was_killed_before_its_ranks(start, tmp_path):
+    keeper = start()
+    next_keeper = start("--shared", str(keeper.shared), folder="next")
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    keeper.process.stdin.close()
+    time.sleep(0.5)
+    leaving = threading.Timer(0.5, lose, (checkpointer, holding))
+    leaving.start()
+    # The same command was started again at once.
+    assert resumed_weight(next_keeper, tmp_path / "run")[:2] == (CheckpointId(1, 3), 3.0)
+    leaving.join()
+    assert keeper.close() == next_keeper.close() == 0
+    assert list(keeper.shared.iterdir()) == []
+
+
+@pytest.mark.parametrize("bound", [(), ("--auto",)], ids=["the user's", "the machine's"])
+def test_a_save_that_needs_the_memory_of_held_steps_gets_it(start, tmp_path, bound):
+    one_bytes = 4 * SIZE
+    keeper = start("--host-bytes-max", str(3 * one_bytes + 400_000), *bound)
+    checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
+    hold(holding, 2, 3)
+    worded = {**weight(4, SIZE), "words": Part(Values(words="x" * 900_000))}
+    checkpointer.save(4, worded, About())
+    checkpointer.wait()
+    with pytest.raises(ConfigError, match="a save needed the memory that they were held in"):
+        hold(holding, 5)
+    holding.drop()
+    checkpointer.save(6, weight(6, 2 * SIZE), About())
+    checkpointer.wait()
+    lose(checkpointer, holding)
+    assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 6), 6.0)
+    assert "KeeperBypassed" not in names(checkpointer.seen)
+
+
+def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
+    """The memory that is in the way is another rank's."""
+    keeper = start("--host-bytes-max", str(16 << 20), "--ranks", "2")
+    has_ended = threading.Event()
+
+    def own(world, size_bytes):
+        value = torch.ones(size_bytes // 4)
+        return {f"own_{world.rank}": Part(Values(weight=value), scope="rank")}
+
+    def rank_main(world, board):
+        size_bytes = (1 if world.rank == 0 else 4) << 20
+        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer.save(1, own(world, size_bytes), About())
+        checkpointer.wait()
+        holding = begin_to_hold(checkpointer)
+        for step in (2, 3):
+            holding.hold(step, own(world, size_bytes), About(), overlap=False)
+        if world.rank == 0:
+            with pytest.raises(ConfigError):
+                checkpointer.save(4, own(world, 5 << 20), About())
+            has_ended.set()
+        assert has_ended.wait(20)
+        lose(checkpointer, holding)
+
+    run_gang(2, rank_main)
+    assert keeper.close() == 0
+    assert committed(open_store(str(tmp_path / "run")))[0] == CheckpointId(1, 3)
 
 
 def test_a_keeper_that_was_killed_is_missed_at_the_next_step(start, tmp_path):

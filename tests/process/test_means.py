@@ -12,8 +12,9 @@ WORKER = Path(__file__).with_name("means_worker.py")
 pytestmark = pytest.mark.slow
 
 
-def test_a_sum_that_was_begun_is_the_sum_and_says_that_all_ranks_began(tmp_path):
-    run_gang_to_end(2, WORKER, tmp_path)
+@pytest.mark.parametrize("way", [(), ("near",)], ids=["by gloo", "through memory"])
+def test_a_sum_that_was_begun_is_the_sum_and_says_that_all_ranks_began(tmp_path, way):
+    run_gang_to_end(2, WORKER, tmp_path, *way)
     first, second = (
         json.loads((tmp_path / f"said-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)
     )

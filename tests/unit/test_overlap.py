@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from one_rank import Held, open_one
 from resilient.checkpointer import About
 from resilient.errors import SaveFailed
 from resilient.format.names import CheckpointId
-from resilient.overlap import Overlap
 from resilient.state.capture import Part
 from resilient.state.copying import Copies, Copy, HostCopies, target_in
 from resilient.state.optimizer import NamedOptimizer
@@ -186,6 +186,20 @@ def test_what_one_rank_spoils_no_rank_commits():
     assert run_gang(2, rank_main) == [[CheckpointId(1, 2)]] * 2
 
 
+def test_what_was_copied_is_let_go_of_once_it_is_handed_over():
+    """Training may have other tensors by then, and no memory for both."""
+    loop = Loop()
+    checkpointer = open_one(MemoryStore())
+    checkpointer.resume({})
+    checkpointer.save(1, loop.parts, About(), overlap=True)
+    checkpointer.before_update()
+    moment = weakref.ref(loop.optimizer.state[loop.model[0].weight]["exp_avg"])
+    loop.optimizer.state.clear()
+    assert moment() is None
+    assert not checkpointer._overlap._copies._work
+    checkpointer.close()
+
+
 def test_a_copy_that_fails_is_told_and_holds_nobody_up():
     class Broken:
         def make(self, *, modestly=False):
@@ -303,37 +317,3 @@ def test_to_wait_for_the_save_before_counts_for_the_next_whoever_asked_first():
     assert first < 0.1 <= second
     assert third < 0.1
     checkpointer.close()
-
-
-class Work:
-    """One piece of work, and who did it."""
-
-    def __init__(self):
-        self.done_by = []
-
-    def make(self, *, modestly=False):
-        self.done_by.append("thread" if modestly else "training")
-
-    def changed(self):
-        return []
-
-
-def test_copies_wait_for_a_lull():
-    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
-    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
-    assert not handed.wait(0.05)
-    assert not work.done_by
-    lull.set()
-    assert handed.wait(20)
-    assert work.done_by == ["thread"]
-    overlap.close()
-
-
-def test_what_did_not_begin_is_copied_by_whoever_needs_it():
-    overlap, work, lull, handed = Overlap(), Work(), threading.Event(), threading.Event()
-    overlap.copy(Copies([work]), lambda _: handed.set(), lull)
-    threading.Timer(0.05, lull.set).start()
-    overlap.wait()
-    assert handed.is_set()
-    assert work.done_by == ["training"]
-    overlap.close()

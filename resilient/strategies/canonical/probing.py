@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SEED = 20_220_711
 _SHAPES = ((8, 8, 8), (33, 65, 17), (128, 256, 64), (5, 1000, 300))
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
@@ -28,6 +29,14 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> str:
         hashed.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
         hashed.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
+
+
+def checksum_of(tensor: torch.Tensor) -> int:
+    """Return a number that nearly any change of a tensor's bits changes; its device makes it."""
+    dense = tensor.detach().contiguous().reshape(-1)
+    if dense.is_complex():
+        dense = torch.view_as_real(dense).reshape(-1)
+    return int(dense.view(_OF_SIZE[dense.element_size()]).sum(dtype=torch.int64))
 
 
 def arithmetic_of(device: torch.device, dtype: torch.dtype) -> str:

@@ -1,13 +1,14 @@
 """Modules whose passes are not functions of one micro-batch, and what shows that they are not.
 
 A module that changes a buffer in its forward pass (running statistics, the vectors of spectral
-norm) carries something from one micro-batch to the next; which was the one before depends on how
-many ranks there are.
+norm) or a parameter (a codebook, the weights of a teacher) carries something from one micro-batch
+to the next; which was the one before depends on how many ranks there are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +18,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _INSTEAD = (
     "use a norm of single samples (GroupNorm, LayerNorm), or freeze it: call `.eval()` on it in "
     "`on_train_begin`, or make it with track_running_stats=False"
 )
+_BETWEEN = "change it between steps, on every rank alike: in `on_step_end` of a callback"
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -62,54 +64,62 @@ def refuse_layouts(model: nn.Module) -> None:
             )
 
 
-def _mixes(name: str, module: nn.Module, why: str) -> ConfigError:
+def _mixes(name: str, module: nn.Module, why: str, hint: str = _INSTEAD) -> ConfigError:
     return ConfigError(
         f"module `{name}` ({type(module).__name__}) cannot be trained with "
         f"reduction='canonical': {why}",
-        hint=_INSTEAD,
+        hint=hint,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
-    """The buffers of a model as they were; they must stay so in every pass.
+class Unchanged:
+    """The buffers and parameters of a model as they were; they must stay so in every pass.
 
     Attributes:
-        seen: by name: the buffer's identity and the number of changes to it.
+        seen: by name: the tensor's identity and the number of changes to it.
     """
 
     seen: Mapping[str, tuple[int, int]]
 
     @staticmethod
-    def of(model: nn.Module) -> Buffers:
-        """Return the buffers of a model as they are."""
-        return Buffers({name: (id(one), _changes(one)) for name, one in model.named_buffers()})
+    def of(model: nn.Module) -> Unchanged:
+        """Return those of a model as they are."""
+        return Unchanged({name: (id(one), _changes(one)) for name, one in tensors_of(model)})
 
     def require_same(self, model: nn.Module) -> None:
-        """Refuse a model whose forward pass has changed a buffer.
+        """Refuse a model whose forward pass has changed one, or put another in its place.
 
         Raises:
             ConfigError: names the module.
         """
-        now = Buffers.of(model).seen
+        now = Unchanged.of(model).seen
         changed = sorted(
             name for name in {*now, *self.seen} if now.get(name) != self.seen.get(name)
         )
         refuse_changed(model, changed)
 
 
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors that a forward pass may read and must not change."""
+    return chain(model.named_buffers(), model.named_parameters())
+
+
 def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
-    """Refuse a model that has changed buffers, by their names.
+    """Refuse a model that has changed buffers or parameters, by their names.
 
     Raises:
         ConfigError: there are any; names the module of the first.
     """
     if changed:
-        owner, _, buffer = changed[0].rpartition(".")
-        why = f"its forward pass changes its buffer `{buffer}`"
-        raise _mixes(owner, model.get_submodule(owner), why)
+        owner, _, name = changed[0].rpartition(".")
+        module = model.get_submodule(owner)
+        if name in dict(module.named_parameters(recurse=False)):
+            why = f"its forward pass changes its parameter `{name}`"
+            raise _mixes(owner, module, why, _BETWEEN)
+        raise _mixes(owner, module, f"its forward pass changes its buffer `{name}`")
 
 
-def _changes(buffer: torch.Tensor) -> int:
+def _changes(one: torch.Tensor) -> int:
     """Return how often a tensor was changed in place; torch does not count in inference mode."""
-    return -1 if buffer.is_inference() else buffer._version  # noqa: SLF001 - torch has no other
+    return -1 if one.is_inference() else one._version  # noqa: SLF001 - torch has no other

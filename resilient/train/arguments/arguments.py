@@ -170,6 +170,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
 
 @cache
+@cache
 def open_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a class of arguments' fields that are not secret."""
     return tuple(one.name for one in fields(kind) if not one.metadata.get("is_secret"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from resilient.world.sums import NearSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +22,11 @@ class _Begun:
 
     Attributes:
         losses: of this rank; they are known by being the same list.
-        total: becomes the sum of all ranks, shape (1,).
-        work: adds.
+        read: returns the sum, when all ranks have given theirs.
     """
 
     losses: list[Any]
-    total: torch.Tensor
-    work: Any
-
-    def read(self) -> float:
-        """Return the sum, when all ranks have given theirs."""
-        self.work.wait()
-        return float(self.total)
+    read: Callable[[], float]
 
 
 class Meters:
@@ -109,16 +105,24 @@ class Meters:
         losses, self._step_losses = self._step_losses, []
         return losses
 
-    def begin_mean(self) -> None:
+    def begin_mean(self, near: NearSums | None = None) -> None:
         """Begin to add the loss of this step over ranks, beside what follows. Collective.
 
         No more is added to the step. ``means`` waits for the sum; when it has it, every rank was
         here.
+
+        Args:
+            near: adds numbers of all ranks, where they are on one host; the same on all of them.
         """
-        if self._ranks > 1:
-            losses = self._step_losses
-            total = self._sums([losses])
-            self._begun[id(losses)] = _Begun(losses, total, dist.all_reduce(total, async_op=True))
+        if self._ranks == 1:
+            return
+        losses = self._step_losses
+        total = self._sums([losses])
+        if near is not None and self._is_number:
+            read = partial(near.total, near.give(total.item()))
+        else:
+            read = partial(_reduced, total, dist.all_reduce(total, async_op=True))
+        self._begun[id(losses)] = _Begun(losses, read)
 
     def means(self, steps: list[list[Any]]) -> list[float]:
         """Return the loss of each step over all ranks, from what ``take_step`` gave. Collective."""
@@ -142,6 +146,8 @@ class Meters:
     def _sums(self, steps: list[list[Any]]) -> torch.Tensor:
         """Return the loss of each step on this rank, shape (steps,)."""
         sums, device = [sum(losses) for losses in steps], self._logged.device
+        if self._is_number:
+            return torch.tensor(sums).double()
         return torch.stack([torch.as_tensor(one, device=device).double() for one in sums])
 
     def take(self) -> dict[str, float]:
@@ -188,3 +194,9 @@ class Meters:
         self.recent_steps = state_dict["recent_steps"]
         self.logged_steps = state_dict["logged_steps"]
         self.learning_rate = state_dict["learning_rate"]
+
+
+def _reduced(total: torch.Tensor, work: Any) -> float:
+    """Return the sum of all ranks, shape (1,), once ``work`` has added it up."""
+    work.wait()
+    return float(total)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.strategies.canonical.refusing import Buffers, refuse_mixing
+from resilient.strategies.canonical.refusing import Unchanged, refuse_mixing
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.data.sampling import seed_between_steps, seed_worker
 from resilient.train.reduction.probe import Arithmetic, require_same
@@ -68,7 +68,7 @@ class LeafPasses:
         """Make the gradients of a step, the same on every rank. Collective.
 
         Raises:
-            ConfigError: a forward pass has changed a buffer.
+            ConfigError: a forward pass has changed a buffer or a parameter.
         """
         step, mine = trainer.state.global_step, self.updates.reducer.leaves
         trainer.current_gradient_accumulation_steps = 1
@@ -79,7 +79,7 @@ class LeafPasses:
         for leaf in mine:
             with pulse.during(Phase.LOADING):
                 inputs = next(samples)
-            before = Buffers.of(run.model)
+            before = Unchanged.of(run.model)
             self._seed(step, leaf)
             loss = trainer.training_step(run.model, inputs, *counted)
             before.require_same(run.model)

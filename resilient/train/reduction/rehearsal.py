@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from resilient.errors import ConfigError
 from resilient.state.rng import RandomState
-from resilient.strategies.canonical.probing import digest_of
-from resilient.strategies.canonical.refusing import Buffers, refuse_changed
+from resilient.strategies.canonical.probing import checksum_of, digest_of
+from resilient.strategies.canonical.refusing import Unchanged, refuse_changed, tensors_of
 from resilient.train.data.sampling import KeyedDataset, seed_worker
 from resilient.train.reduction.leaves import LeafSampler
 
@@ -34,7 +34,7 @@ def rehearse(trainer: Trainer, run: Run, seed: int) -> str:
         A digest of the loss and all gradients; empty if there is no batch to compute.
 
     Raises:
-        ConfigError: the pass changes a buffer, or computes other bits the second time.
+        ConfigError: the pass changes a buffer or parameter, or has other bits the second time.
     """
     before = RandomState().state_dict()
     try:
@@ -68,15 +68,15 @@ def _first_batch(trainer: Trainer, run: Run) -> Any:
 
 
 def _pass(trainer: Trainer, run: Run, batch: Any, seed: int) -> str:
-    before = {name: digest_of([one]) for name, one in run.model.named_buffers()}
-    unchanged = Buffers.of(run.model)
+    before = {name: checksum_of(one) for name, one in tensors_of(run.model)}
+    unchanged = Unchanged.of(run.model)
     samples, count = trainer.get_batch_samples(iter([batch]), 1, trainer.session.device)
     seed_worker((seed, trainer.state.global_step, 0))
     for inputs in samples:
         loss = trainer.step_loss(run.model, trainer._prepare_inputs(_copied(inputs)), count)  # noqa: SLF001 - the field's name
         trainer.precision.backward(loss)
     unchanged.require_same(run.model)
-    changed = [name for name, one in run.model.named_buffers() if digest_of([one]) != before[name]]
+    changed = [name for name, one in tensors_of(run.model) if checksum_of(one) != before[name]]
     refuse_changed(run.model, changed)
     gradients = [one.grad for one in run.parameters if one.grad is not None]
     digest = digest_of([loss, *gradients])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from resilient.errors import PeerFailed, ResilientError
 from resilient.world.agreement import Failure
@@ -25,6 +27,7 @@ _SILENT_SHARE = 1 / 3
 _LOOK_SECONDS = 0.5
 _CREDENTIALS = "3i"
 _CLOSED = "it closed the connection"
+_CONVERSATIONS: WeakSet[Conversation] = WeakSet()
 
 
 def never() -> float:
@@ -65,6 +68,7 @@ class Conversation:
         except OSError as error:
             self.close()
             raise PeerFailed(f"no keeper at {path}: {error}") from error
+        _CONVERSATIONS.add(self)
 
     def tell(self, verb: str, **message: Any) -> None:
         """Send a request and leave its answer for later.
@@ -120,6 +124,14 @@ class Conversation:
         except OSError as error:
             raise self._gone(str(error)) from error
         raise self._gone(_CLOSED)
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: let go of the connection, which goes on in the parent.
+
+        Whoever keeps it open, a worker that loads data too, would be taken for the rank.
+        """
+        self.is_over = True
+        self._connection.close()
 
     @property
     def peer_pid(self) -> int:
@@ -204,3 +216,11 @@ def tell_once(path: str, verb: str, **message: Any) -> None:
             talk.tell(verb, **message)
         finally:
             talk.close()
+
+
+def _leave_to_parent() -> None:
+    for one in tuple(_CONVERSATIONS):
+        one.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from resilient.errors import ConfigError
 from resilient.vault.keeper.conversation import Conversation
 from resilient.vault.keeper.guest import introduction
 from resilient.vault.keeper.leased import Leased
@@ -13,12 +15,18 @@ from resilient.vault.keeper.notes import context_of
 from resilient.vault.keeper.slate import SLOTS, Slate, slate_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from resilient.format.shard import HostFile
     from resilient.vault.desk import Desk
     from resilient.vault.keeper.guest import KeeperAddress
     from resilient.vault.saving.persist import Job
     from resilient.vault.saving.persister import Persister
     from resilient.world.serving import Address
+
+
+# No file of a slot is called so.
+_PAGE = "page"
 
 
 class Holder:
@@ -40,7 +48,9 @@ class Holder:
         self._talk = Conversation(address.path, address.left_seconds)
         self._talk.ask("hold_hello", **introduction(address, desk))
         self._talk.ask("join", board=board.to_json())
-        self._leased = Leased(self._talk.ask)
+        self._using = threading.RLock()
+        self._is_released = False
+        self._leased = Leased(self._ask)
         context = context_of(desk.emit.context)
         self._slates = [Slate(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
@@ -52,16 +62,31 @@ class Holder:
         Raises:
             ResilientError: the keeper is gone.
         """
-        self._talk.require_there()
-        self._slates[slot].void()
+        with self._using:
+            self._talk.require_there()
+            self._slates[slot].void()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
         """Return shared memory for a file in a slot, mostly the same again.
 
         Raises:
+            ConfigError: a save took the memory that there was.
             ResilientError: there is none.
         """
-        return self._leased.get(f"{slot}/{name}", size_bytes)
+        with self._using:
+            return self._leased.get(f"{slot}/{name}", size_bytes)
+
+    def page(self, size_bytes: int) -> tuple[Path, memoryview]:
+        """Return memory of zeros that the ranks of this host may read, and where it lies.
+
+        It stays this rank's, whatever becomes of the keeper, and is nothing that is held.
+
+        Raises:
+            ResilientError: there is none.
+        """
+        with self._using:
+            memory = self._leased.get(_PAGE, size_bytes)
+            return self._leased.path_of(_PAGE), memory
 
     def hold(self, slot: int, job: Job) -> None:
         """Say that a slot holds all bytes of ``job``; nobody begins it before we are gone.
@@ -83,6 +108,29 @@ class Holder:
         for slate in self._slates:
             slate.void()
 
+    def release(self, needed_bytes: int) -> bool:
+        """Hold nothing from now on, and give the memory back, if that is enough for somebody.
+
+        Crash: nothing is held, or what is held may land.
+
+        Args:
+            needed_bytes: what somebody needs.
+
+        Returns:
+            Whether it was given back, just now.
+
+        Raises:
+            ResilientError: the keeper is gone.
+        """
+        # A save may want the memory while a step is still being said.
+        with self._using:
+            if self._is_released or self._leased.size_bytes < needed_bytes:
+                return False
+            self._is_released = True
+            self.drop()
+            self._leased.release_all()
+        return True
+
     def close(self) -> None:
         """Leave; what is held lands if it is newer than what is saved."""
         self._slates = []
@@ -96,8 +144,14 @@ class Holder:
         if memory.obj is not data.obj:
             memory[:] = data
 
+    def _ask(self, verb: str, **message: Any) -> dict[str, Any]:
+        if self._is_released and verb == "reserve":
+            raise ConfigError("a save needed the memory that they were held in")
+        return self._talk.ask(verb, **message)
+
     def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
-        return self._leased.get(slate_name(slot, name), size_bytes)
+        with self._using:
+            return self._leased.get(slate_name(slot, name), size_bytes)
 
 
 def holder_for(persister: Persister, desk: Desk) -> Holder | str:
@@ -112,4 +166,6 @@ def holder_for(persister: Persister, desk: Desk) -> Holder | str:
         return "this host has no keeper (start with `resilient train`)"
     if persister.address.near_url:
         return "a near tier takes every save"
-    return Holder(persister.address, persister.board, desk)
+    holder = Holder(persister.address, persister.board, desk)
+    persister.leased.make_room = holder.release
+    return holder

@@ -53,6 +53,7 @@ class HoldSeat(Seat):
             "hold_hello": self._hello,
             "join": self._join,
             "reserve": self._reserve,
+            "release": self._release,
         }
 
     @property
@@ -73,8 +74,9 @@ class HoldSeat(Seat):
         with self._lock:
             if self._is_ending or self._board is None:
                 return
-            self._is_ending = True
+            # In this order: whoever sees that nothing is held any more sees that it is saved.
             self._is_idle.clear()
+            self._is_ending = True
         threading.Thread(
             target=self._land, kwargs={"is_gone": is_gone}, name="land", daemon=True
         ).start()
@@ -151,10 +153,10 @@ class HoldSeat(Seat):
 
 
 def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
-    """Return which of the held steps lands: the newest that all ranks hold, if the store has none.
+    """Return which of the held steps lands: the newest that all ranks hold and that can.
 
     It must be newer than what its own life has committed, no newer life may have begun to commit,
-    and the ledger that it goes on from must be there.
+    and what its ledger goes on from must be there: a save may have failed since an older one.
 
     Crash: reads only.
 
@@ -163,11 +165,10 @@ def choose_step(store: Store, held: list[Mapping[str, str]]) -> dict[str, Any]:
         held: of each rank, by folder what the step's ledger goes on from, as that rank knows.
     """
     common = set.intersection(*(set(one) for one in held))
-    steps = sorted(filter(None, map(parse_checkpoint, common)))
-    if not steps:
-        return {"folder": ""}
-    newest, there = steps[-1], committed(store)
-    after = held[0][newest.folder]
-    is_rooted = not after or any(one.folder == after for one in there)
-    is_newest = not there or there[0] < newest
-    return {"folder": newest.folder if is_rooted and is_newest else ""}
+    steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)
+    there = committed(store) if steps else []
+    roots = {"", *(one.folder for one in there)}
+    for one in steps:
+        if held[0][one.folder] in roots and (not there or there[0] < one):
+            return {"folder": one.folder}
+    return {"folder": ""}

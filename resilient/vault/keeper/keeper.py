@@ -3,7 +3,8 @@
 ``python -m resilient.vault.keeper.keeper --socket PATH``, started by the agent. It serves a
 Unix-domain socket with one JSON object per line; the bytes lie in shared memory. It lives until
 its standard input ends: the agent closes it to say goodbye, and the kernel closes it when the agent
-dies, however it dies. Then the saves in flight have ``--linger-seconds`` to land; nothing is left.
+dies, however it dies. Then what ranks hold, once they are gone too, and the saves in flight have
+``--linger-seconds`` to land; nothing is left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,27 @@ class Keeper:
         threading.Thread(target=self._accept, name="keeper", daemon=True).start()
 
     def settle(self, within_seconds: float) -> bool:
-        """Wait until no save and no promotion is in flight; say whether that came in time."""
+        """Wait until nothing is held, saved or promoted any more; say whether that came in time.
+
+        An agent that was killed goes before its ranks, and what they hold lands once they are gone.
+        """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         self._hurry("")
-        while self._busy("") or any(one.is_promoting for one in self._seats):
-            if self._clock.monotonic_seconds() > deadline_seconds:
-                return False
-            self._clock.sleep(_TICK_SECONDS)
+        with ExitStack() as marks:
+            for url in {one.url for one in self._holding()}:
+                # The next agent's keeper is to wait for that too.
+                marks.enter_context(self._room.saving(url))
+            while self._is_at_work():
+                if self._clock.monotonic_seconds() > deadline_seconds:
+                    return False
+                self._clock.sleep(_TICK_SECONDS)
         return True
+
+    def _is_at_work(self) -> bool:
+        # What is held no more is saved by then, so the order counts.
+        return bool(
+            self._holding() or self._busy("") or any(one.is_promoting for one in self._seats)
+        )
 
     def close(self) -> None:
         """Stop to serve."""
@@ -125,11 +139,18 @@ class Keeper:
         if verb == "hurry":
             self._hurry(str(asked["url"]))
             return {}
-        if verb == "settle":
-            return {"is_busy": self._is_busy_for_a_slice(seat)}
-        if verb == "recall":
-            return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
-        return seat.answer(asked)
+        others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
+        answer = others.get(str(verb))
+        return seat.answer(asked) if answer is None else answer(seat, asked)
+
+    def _settle(self, seat: Seat, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"is_busy": self._is_busy_for_a_slice(seat)}
+
+    def _recall(self, seat: Seat, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"held": {key: one.to_json() for key, one in self._held(seat.url).items()}}
+
+    def _missing(self, _: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
+        return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
 
     def _welcome(self, seat: Seat, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer all that a new life wants to know first: one question, not three."""
@@ -160,13 +181,13 @@ class Keeper:
 
     def _holding_before(self, guest: Seat) -> list[HoldSeat]:
         """Return the seats of older lives whose ranks still hold steps."""
+        return [one for one in self._holding() if one.url == guest.url and one.scope != guest.scope]
+
+    def _holding(self) -> list[HoldSeat]:
+        """Return the seats whose ranks are there and may hold a step."""
         with self._lock:
-            holding = [one for one in self._seats if isinstance(one, HoldSeat)]
-        return [
-            one
-            for one in holding
-            if one.url == guest.url and one.scope != guest.scope and one.is_holding
-        ]
+            seats = [one for one in self._seats if isinstance(one, HoldSeat)]
+        return [one for one in seats if one.is_holding]
 
     def _settled(self, holding: HoldSeat) -> bool:
         """Return when all ranks of a life have left and none of their saves is in flight here.

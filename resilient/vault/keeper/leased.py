@@ -96,11 +96,17 @@ class Leased:
 
     Args:
         ask: asks the keeper.
+
+    Attributes:
+        make_room: has something else of this rank go if that is enough, in bytes; says whether it
+            went.
     """
 
     def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
         self._ask = ask
+        self.make_room: Callable[[int], bool] | None = None
         self._held: dict[str, memoryview] = {}
+        self._paths: dict[str, str] = {}
         self.share = Share()
 
     def get(self, name: str, size_bytes: int) -> memoryview:
@@ -112,8 +118,27 @@ class Leased:
         """
         held = self._held.get(name)
         if held is None or len(held) < size_bytes:
+            # Whatever becomes of it, the keeper no longer has what there was.
+            self._held.pop(name, None)
             held = self._held[name] = self._reserve(name, size_bytes, is_new=held is None)
         return held[:size_bytes]
+
+    def path_of(self, name: str) -> Path:
+        """Return where memory lies that was got by this name; other processes may read it there."""
+        return Path(self._paths[name])
+
+    @property
+    def size_bytes(self) -> int:
+        """How much this rank has of it."""
+        return sum(map(len, self._held.values()))
+
+    def release_all(self) -> None:
+        """Give all of it back.
+
+        Raises:
+            ResilientError: the keeper is gone.
+        """
+        self._release([*self._held])
 
     def with_memory(self, file: HostFile) -> HostFile:
         """Return a file in shared memory: it lies there, or is copied now."""
@@ -155,7 +180,7 @@ class Leased:
     @property
     def spare_bytes(self) -> int | None:
         """How much a save may take beside what is staged; None if nothing bounds it."""
-        return self.share.spare_bytes(sum(map(len, self._held.values())))
+        return self.share.spare_bytes(self.size_bytes)
 
     def forget(self) -> None:
         """Never write there again: the keeper may only be asleep, and read."""
@@ -165,18 +190,28 @@ class Leased:
         if names:
             self._ask("release", names=list(names))
             for name in names:
-                del self._held[name]
+                self._held.pop(name, None)
 
     def _reserve(self, name: str, size_bytes: int, *, is_new: bool) -> memoryview:
         # What grows by a few bytes from save to save shall not ask each time.
-        roomy_bytes = size_bytes if is_new else size_bytes + size_bytes // 2
-        try:
-            answer = self._ask("reserve", name=name, size_bytes=_rounded(roomy_bytes))
-        except ConfigError:
-            if is_new:
-                raise
-            answer = self._ask("reserve", name=name, size_bytes=_rounded(size_bytes))
-        return map_file(Path(answer["path"]), answer["size_bytes"], writable=True)
+        is_roomy = not is_new
+        while True:
+            wanted_bytes = size_bytes + size_bytes // 2 if is_roomy else size_bytes
+            try:
+                answer = self._ask("reserve", name=name, size_bytes=_rounded(wanted_bytes))
+            except (ConfigError, StoreFull):
+                if not is_roomy and not self._makes_room(size_bytes):
+                    raise
+                is_roomy = False
+            else:
+                self._paths[name] = answer["path"]
+                return map_file(Path(answer["path"]), answer["size_bytes"], writable=True)
+
+    def _makes_room(self, size_bytes: int) -> bool:
+        if self.make_room is None:
+            return False
+        missing = self._ask("missing", size_bytes=_rounded(size_bytes))
+        return self.make_room(int(missing["size_bytes"]))
 
 
 def _rounded(size_bytes: int) -> int:

@@ -54,6 +54,9 @@ class KeeperPersister:
     Args:
         address: where the keeper is.
         fallback: persists in this process.
+
+    Attributes:
+        leased: what the keeper has lent this rank for its saves.
     """
 
     def __init__(self, address: KeeperAddress, fallback: Persister) -> None:
@@ -64,7 +67,7 @@ class KeeperPersister:
         self.board: Address | None = None
         self._url, self._why_not = "", "it was not asked yet"
         self._is_announced = False
-        self._leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
+        self.leased = Leased(lambda verb, **message: self._to().ask(verb, **message))
         self._handed: tuple[Desk, Job] | None = None
         self._ended: Any = None
         self._listener: Listener | None = None
@@ -105,7 +108,7 @@ class KeeperPersister:
         """
         if self._talk is not None and not self._why_not:
             try:
-                return self._leased.get(name, size_bytes)
+                return self.leased.get(name, size_bytes)
             except ConfigError:
                 raise
             except ResilientError as error:
@@ -122,7 +125,7 @@ class KeeperPersister:
         """
         if self._talk is None or self._why_not:
             return self._fallback.streams(sizes)
-        has_room = attempt(lambda: self._leased.has_room(sizes))
+        has_room = attempt(lambda: self.leased.has_room(sizes))
         return has_room is False
 
     def submit(self, desk: Desk, job: Job) -> None:
@@ -235,7 +238,7 @@ class KeeperPersister:
         # As it was then: the working folder may be another one later.
         self._url = hello["url"]
         welcome = talk.ask("hello", **hello)
-        self._leased.share = Share(**welcome["share"])
+        self.leased.share = Share(**welcome["share"])
         if welcome["is_busy"]:
             _wait_for_past_lives(talk, desk)
         board: dict[str, Any] = welcome["board"]
@@ -259,11 +262,11 @@ class KeeperPersister:
             raise PeerFailed(self._why_not)
         # The announcement was heard while the bytes were copied.
         self._to().hear()
-        files = tuple(self._leased.with_memory(file) for file in job.files)
-        slots = self._leased.slots(job.streamed)
+        files = tuple(self.leased.with_memory(file) for file in job.files)
+        slots = self.leased.slots(job.streamed)
         # Said once: whoever persists it after all writes the very files that the keeper would,
         # which may only be asleep and put one of them later.
-        return replace(job, files=files, copies_bytes_max=self._leased.spare_bytes), slots
+        return replace(job, files=files, copies_bytes_max=self.leased.spare_bytes), slots
 
     def _persist_here(self, desk: Desk, job: Job, failed: Failure) -> bool:
         """Persist in this process if a rank's keeper is gone, else raise what failed. Collective.
@@ -311,7 +314,7 @@ class KeeperPersister:
     def _lose(self, why: str) -> None:
         self._why_not = self._why_not or why
         # One that was only asleep may still read them: nobody writes there any more.
-        self._leased.forget()
+        self.leased.forget()
         if self._talk is not None:
             self._is_mute = self._talk.is_silent
             self._talk.close()

@@ -63,6 +63,13 @@ class Room:
             self._used_bytes = needed_bytes
         return Segment(path, size_bytes, map_file(path, size_bytes, writable=False))
 
+    def missing_bytes(self, size_bytes: int) -> int:
+        """Return how much must be given back before so much can be taken; at most all of it."""
+        with self._lock:
+            over_bytes = self._used_bytes + size_bytes - self.share.host_bytes_max
+        # Without a bound, or within it, it is the machine that has no more.
+        return over_bytes if 0 < self.share.host_bytes_max and over_bytes > 0 else size_bytes
+
     def give_back(self, segment: Segment) -> None:
         """Let a segment go; whoever has it mapped may go on to read."""
         with self._lock:

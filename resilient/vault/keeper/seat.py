@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.events import Emitter, Level, console, json_lines
+from resilient.storage.retrying import telling
 from resilient.vault.desk import Desk
 from resilient.vault.keeper.guest import Onwards, guest_of
 from resilient.vault.keeper.handover import from_json
@@ -169,11 +170,11 @@ class Seat:
 
     def _begin_to_save(self, asked: Mapping[str, Any]) -> None:
         guest, comms = self._at_work()
-        within_seconds = guest.limits.within_seconds
-        job, stream = from_json(asked["job"], self._memory_of, guest.world.rank, within_seconds)
+        rank, limits = guest.world.rank, guest.limits
+        job, stream = from_json(asked["job"], self._memory_of, rank, limits.within_seconds)
         job = _bounded(job, self._room.share, self._segments)
         emit = emitter_of(guest, asked["context"])
-        desk = Desk(guest.store, comms, guest.limits, emit.clock, emit, guest.signing)
+        desk = Desk(telling(guest.store, emit), comms, limits, emit.clock, emit, guest.signing)
         if self._onwards:
             mine, parent = job.about.checkpoint.generation, job.about.parent
             desk = self._onwards.desk(desk, asked["tiers"], mine, parent)

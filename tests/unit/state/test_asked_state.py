@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from resilient.errors import UnsavableState
 from resilient.state.asking import state_of
 from resilient.state.capture import Part, capture
 from resilient.state.optimizer import NamedOptimizer
 from resilient.state.spelling import text_of
+
+
+class Tagged(nn.Parameter):
+    """A parameter that knows more than its numbers."""
 
 
 class Odd(nn.Module):
@@ -87,13 +92,24 @@ def scripted(module):
     return module
 
 
+def traced(module):
+    module.net[2] = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
+    return module
+
+
+def with_parameters_of_a_class_of_its_own(module):
+    module.net[2].weight = Tagged(torch.ones(2, 3))
+    return module
+
+
 def parametrized(module):
     nn.utils.parametrizations.weight_norm(module.net[2])
     return module
 
 
 WAYS = [plain, with_hook, with_pre_hook, with_own_way, with_own_state_dict, with_extra_state,
-        with_way_of_the_instance, scripted, parametrized]  # fmt: skip
+        with_way_of_the_instance, scripted, traced, with_parameters_of_a_class_of_its_own,
+        parametrized]  # fmt: skip
 
 
 def whole(value):
@@ -113,6 +129,18 @@ def test_a_module_says_what_its_own_state_dict_says(way):
     own = way(Odd()).state_dict()
     assert type(asked) is type(own) is OrderedDict
     assert whole(asked) == whole(own)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_module_says_what_its_own_state_dict_says():
+    module = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
+    assert whole(state_of(module)) == whole(module.state_dict())
+
+
+def test_a_parameter_of_a_class_of_its_own_is_stored_as_the_plain_tensor_that_torch_says():
+    model = with_parameters_of_a_class_of_its_own(Odd())
+    (part,) = capture(1, {"model": Part(model)}, 0).parts
+    assert type(part.tensors["model/net.2.weight"]) is torch.Tensor
 
 
 def test_what_is_stored_of_a_module_needs_no_gradient():
@@ -177,8 +205,55 @@ def test_an_optimizer_with_a_way_of_its_own_is_asked_that_way(where):
     assert '"own": 1' in text(model, optimizer)[0]
 
 
-def test_state_of_what_is_no_parameter_is_not_passed_over():
-    model, optimizer = made(torch.optim.SGD, momentum=0.9)
+def with_state_of_its_own(optimizer, weight):
     optimizer.state["whole"] = {"n": 3}
-    with pytest.raises(TypeError):
+    optimizer.state["calls"] = 7
+    optimizer.state["mean"] = torch.full((2,), 5.0)
+    optimizer.state[weight] = torch.full((3,), 2.0)
+
+
+def test_state_of_what_is_no_parameter_and_state_that_is_no_dict_come_back():
+    model, optimizer = made(torch.optim.SGD, momentum=0.9)
+    with_state_of_its_own(optimizer, model[0].weight)
+    said = NamedOptimizer(model, optimizer).state_dict()
+    other, theirs = made(torch.optim.SGD, momentum=0.9)
+    NamedOptimizer(other, theirs).load_state_dict(said)
+    assert theirs.state["whole"] == {"n": 3}
+    assert theirs.state["calls"] == 7
+    assert theirs.state["mean"].tolist() == [5, 5]
+    assert theirs.state[other[0].weight].tolist() == [2, 2, 2]
+    moment = optimizer.state[model[1].weight]["momentum_buffer"]
+    assert torch.equal(theirs.state[other[1].weight]["momentum_buffer"], moment)
+
+
+def test_an_optimizer_that_keeps_a_tensor_for_a_parameter_is_asked_in_less_time_too():
+    model, optimizer = made(torch.optim.SGD, momentum=0.9)
+    optimizer.state[model[0].weight] = torch.full((3,), 2.0)
+    assert NamedOptimizer(model, optimizer).is_asked_plainly()
+    said = NamedOptimizer(model, optimizer).state_dict()["state"]
+    assert said["0.weight"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("key", ["0.weight", 0, 7])
+def test_state_that_would_be_taken_for_a_parameters_is_refused(key):
+    model, optimizer = made(torch.optim.SGD, momentum=0.9)
+    optimizer.state[key] = 3
+    with pytest.raises(UnsavableState, match=f"keeps something of itself as .*{key}"):
         text(model, optimizer)
+
+
+def test_what_an_optimizer_keeps_of_itself_comes_back_to_where_it_was():
+    """torch moves what is a parameter's alone. Memory of no device stands for another device."""
+    model, optimizer = made(torch.optim.SGD)
+    optimizer.state["own"] = {"mean": torch.ones(2), "count": torch.tensor(3)}
+    optimizer.state["sum"] = torch.ones(2)
+    said = NamedOptimizer(model, optimizer).state_dict()
+    optimizer.state["sum"] = torch.zeros(2)
+    optimizer.state.pop("own")
+    model.to("meta")
+    for group, name in zip(optimizer.param_groups, (1, 0), strict=True):
+        group["params"] = [*model[name].parameters()]
+    NamedOptimizer(model, optimizer).load_state_dict(said)
+    assert str(optimizer.state["own"]["mean"].device) == "meta"
+    assert str(optimizer.state["own"]["count"].device) == "cpu"
+    assert str(optimizer.state["sum"].device) == "cpu"

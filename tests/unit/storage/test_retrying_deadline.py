@@ -4,7 +4,7 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyExists, KeyNotFound, StoreDenied, StoreFull, StoreUnavailable
-from resilient.storage.retrying import RetryingStore
+from resilient.storage.retrying import RetryingStore, StoreAnswered, StoreSilent, telling
 from resilient.testing.faults import Fault, FaultPlan, FaultyStore, Kind
 from resilient.testing.memory import MemoryStore
 
@@ -174,3 +174,24 @@ def test_denied_is_final():
 
     with pytest.raises(StoreDenied):
         RetryingStore(Denying(), StillClock()).get("a")
+
+
+def test_a_store_that_is_silent_is_told_of_once_and_that_it_answers_again():
+    told = []
+    silent = faulty(*always(Kind.ERROR_ONCE, 12))
+    store = telling(RetryingStore(silent, StillClock()), told.append)
+    store.put("a", b"x")
+    store.put("b", b"x")
+    began, ended = told
+    assert type(began) is StoreSilent
+    assert 5.0 <= began.waited_seconds < 10.0 < ended.waited_seconds < 60.0
+    assert (began.within_seconds, type(ended)) == (60.0, StoreAnswered)
+    assert began.line().startswith(f"{store.url} has not answered for ")
+
+
+def test_an_answer_that_comes_a_little_late_is_told_to_nobody():
+    told = []
+    store = telling(RetryingStore(faulty(*always(Kind.ERROR_ONCE, 4)), StillClock()), told.append)
+    store.put("a", b"x")
+    assert told == []
+    assert isinstance(telling(MemoryStore(), told.append), MemoryStore)

@@ -16,9 +16,11 @@ def test_it_is_behind_the_copy_of_the_step_before(is_held):
     done = []
     run = SimpleNamespace(
         saver=SimpleNamespace(
-            before_update=lambda: done.append("copied"), will_hold=lambda: is_held
+            before_update=lambda: done.append("copied"),
+            will_hold=lambda: is_held,
+            near_sums="begun",
         ),
-        meters=SimpleNamespace(begin_mean=lambda: done.append("begun")),
+        meters=SimpleNamespace(begin_mean=done.append),
     )
     Run.wait_for_copy(run, lambda *_: nullcontext())
     assert done == ["copied", "begun"][: 1 + is_held]

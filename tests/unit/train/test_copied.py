@@ -20,6 +20,7 @@ class Odd:
     number: object = 1
     text: str = "one"
     words: list[str] = field(default_factory=lambda: ["a"])
+    counts: dict[str, int] = field(default_factory=lambda: {"a": 1})
     more: dict[str, object] = field(default_factory=lambda: {"deep": [1, {"er": 2}]})
     inner: Inner = field(default_factory=Inner)
     nothing: object = None
@@ -40,6 +41,10 @@ def a_list_that_grew(one):
     one.words.append("b")
 
 
+def a_dict_that_grew(one):
+    one.counts["b"] = 2
+
+
 def something_deep(one):
     one.more["deep"][1]["er"] = 2.0
 
@@ -48,8 +53,8 @@ def something_of_a_dataclass(one):
     one.inner.sizes[0] = 7
 
 
-CHANGES = [another_number, a_flag_for_a_number, a_list_that_grew, something_deep,
-           something_of_a_dataclass]  # fmt: skip
+CHANGES = [another_number, a_flag_for_a_number, a_list_that_grew, a_dict_that_grew,
+           something_deep, something_of_a_dataclass]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)

@@ -104,6 +104,33 @@ class Counts(nn.Module):
         return x
 
 
+class Follows(nn.Module):
+    """Has a parameter that follows what it sees, as a codebook or a teacher does."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.how, self.made = how, 0
+
+    def forward(self, x):
+        self.made += 1
+        seen = x.detach().mean()
+        if self.how == "in place":
+            self.mean.lerp_(seen, 0.1)
+        elif self.how == "data":
+            self.mean.data.lerp_(seen, 0.1)
+        elif self.made > 5:
+            self.mean = nn.Parameter(self.mean.lerp(seen, 0.1), requires_grad=False)
+        return x + self.mean
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "another"])
+def test_a_module_whose_parameter_follows_its_input_is_refused_by_name(tmp_path, how):
+    with pytest.raises(ConfigError, match=r"`layers.1` \(Follows\).*parameter `mean`") as raised:
+        trainer(tmp_path, Follows(how)).train()
+    assert "on_step_end" in raised.value.hint
+
+
 @pytest.mark.parametrize(
     ("middle", "why"),
     [

@@ -34,6 +34,7 @@ def holds(*steps, after="checkpoint-10-g2", generation=2):
         ([holds(11, after="")], "checkpoint-11-g2"),
         # The save that its ledger goes on from has failed.
         ([holds(12, after="checkpoint-11-g2")], ""),
+        ([holds(11) | holds(13, after="checkpoint-12-g2")], "checkpoint-11-g2"),
         # A newer life has committed.
         ([holds(99, after="", generation=1)], ""),
     ],

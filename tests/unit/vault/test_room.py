@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from resilient.errors import ConfigError, StoreFull
@@ -38,6 +40,18 @@ def test_memory_is_given_up_to_the_bound_and_again_when_it_came_back(room, is_au
     assert given.take(PAGE).size_bytes == PAGE
 
 
+@pytest.mark.parametrize(
+    ("share", "missing"),
+    [(Share(3 * PAGE), PAGE), (Share(9 * PAGE), 2 * PAGE), (Share(), 2 * PAGE)],
+    ids=["over the bound", "within it", "no bound"],
+)
+def test_what_is_missing_is_what_is_over_the_bound_or_else_all_of_it(room, share, missing):
+    """Within the bound it is the machine that has no more."""
+    given = room(share)
+    given.take(2 * PAGE)
+    assert given.missing_bytes(2 * PAGE) == missing
+
+
 def test_ranks_share_a_bound_evenly():
     share = Share(8 * PAGE, ranks=2)
     assert share.has_room(4 * PAGE)
@@ -68,6 +82,8 @@ class Reserving:
             for name in message["names"]:
                 self.given.give_back(self.held.pop(name))
             return {}
+        if verb == "missing":
+            return {"size_bytes": self.given.missing_bytes(message["size_bytes"])}
         name = message["name"]
         if name in self.held:
             self.given.give_back(self.held.pop(name))
@@ -87,6 +103,37 @@ def test_a_file_that_grows_gets_more_than_it_needs_unless_the_bound_forbids_it(r
     other.get("b", 3 * PAGE)
     other.get("b", 4 * PAGE)
     assert ask.held["b"].size_bytes == 4 * PAGE
+
+
+def test_what_was_given_back_for_more_that_was_refused_is_not_used_again(room):
+    """A keeper gives the shorter one back before it takes the longer one."""
+    ask = Reserving(room(Share(4 * PAGE)))
+    mine = Leased(ask)
+    mine.get("a", 2 * PAGE)
+    with pytest.raises(ConfigError):
+        mine.get("a", 5 * PAGE)
+    mine.get("a", 2 * PAGE)[:1] = b"x"
+    assert Path(ask.held["a"].path).read_bytes()[:1] == b"x"
+
+
+def test_what_is_in_the_way_of_a_save_goes_once(room):
+    given = room(Share(4 * PAGE))
+    steps, saves = Leased(Reserving(given)), Leased(Reserving(given))
+    needed = []
+
+    def make_room(size_bytes):
+        needed.append(size_bytes)
+        steps.release_all()
+        return len(needed) == 1
+
+    saves.make_room = make_room
+    saves.get("a", PAGE)
+    steps.get("b", 2 * PAGE)
+    saves.get("a", 4 * PAGE)
+    assert needed == [2 * PAGE]
+    assert not steps._held
+    with pytest.raises(ConfigError):
+        saves.get("c", PAGE)
 
 
 def test_memory_of_files_that_are_no_more_goes_back_before_the_next_save(room):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from models import make_trainer
 
 from resilient.errors import ConfigError
 from resilient.train.arguments import TrainingArguments
+from resilient.train.callbacks.callback import TrainerCallback
 from resilient.train.state import TrainerState
 from resilient.train.trackers import Held, Opening, Reporting, Tracker, choose, courier, report
 from resilient.train.trackers.courier import Courier
@@ -43,6 +45,19 @@ class Lines(Tracker):
 
     def finish(self, *, completed):
         self.ends.append(completed)
+
+
+class AllSent(TrainerCallback):
+    """Holds training until the tool has the step, so that the save after it knows that."""
+
+    def __init__(self, reporting):
+        self.reporting = reporting
+
+    def on_evaluate(self, _args, state, _control, /, **_):
+        until = time.monotonic() + 30
+        while self.reporting.state_dict()["lines"]["step"] < state.global_step:
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 class Broken(Lines):
@@ -85,9 +100,12 @@ def test_every_life_goes_on_with_the_run_that_the_checkpoint_names(lives):
             told.append((opening.run_id, opening.since))
             self.run_id = opening.run_id or f"life-{len(told)}"
 
-    lives("out", [6, 14], callbacks=lambda: [Reporting(Numbered())])
-    assert [run_id for run_id, _ in told] == ["", "life-1", "life-1"]
-    assert told[1][1] <= 4 < told[2][1] <= 12
+    def waited():
+        reporting = Reporting(Numbered())
+        return [reporting, AllSent(reporting)]
+
+    lives("out", [6, 14], callbacks=waited)
+    assert told == [("", 0), ("life-1", 4), ("life-1", 12)]
 
 
 def test_a_run_that_is_cut_off_is_not_called_completed(lives):
