@@ -23,12 +23,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Report, installed
-from benchmarks.peers.jobs import LAUNCHERS, Job, saved_step
+from benchmarks.peers.jobs import Job, saved_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROUNDS = 1
+CONTENDERS = ("ours", "torchrun_hf")
 TRACE = Path(__file__).parent / "peers" / "traces" / "us_west_2c.json"
 WHOLE = 4
 NOTICE_SECONDS = 120.0
@@ -78,9 +79,9 @@ def run(rounds: int) -> Report:
     scale = tick_seconds / trace["gap_seconds"]
     told = phases(trace["data"], tick_seconds)
     up_seconds = sum(one.seconds for one in told if one.is_up)
-    found: dict[str, list[Outcome]] = {name: [] for name in LAUNCHERS}
+    found: dict[str, list[Outcome]] = {name: [] for name in CONTENDERS}
     for number in range(rounds):
-        for name in list(LAUNCHERS)[:: 1 if number % 2 == 0 else -1]:
+        for name in CONTENDERS[:: 1 if number % 2 == 0 else -1]:
             with tempfile.TemporaryDirectory(dir=".") as folder:
                 found[name].append(replay(name, Path(folder), told, NOTICE_SECONDS * scale))
     return report(found, up_seconds, {"trace": trace["source"], "tick_seconds": tick_seconds})

@@ -23,8 +23,10 @@ STEPS = 100_000
 PATIENCE_SECONDS = 300.0
 _SCRIPT = Path(__file__).parent / "recovering.py"
 _WARM = "resilient-warm\n"
+_OURS = ("resilient_cli", "train", "--nproc-per-node", str(RANKS))
 LAUNCHERS = {
-    "ours": ("resilient_cli", "train", "--nproc-per-node", str(RANKS), "--events"),
+    "ours": (*_OURS, "--events"),
+    "ours_held": (*_OURS, "--every", "memory=1step", "--events"),
     "torchrun_hf": (
         "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
         "--max-restarts", "3",
@@ -47,9 +49,10 @@ class Job:
 
     def __init__(self, name: str, folder: Path, save_steps: int) -> None:
         self.name, self.folder = name, folder
+        self.is_ours = name in ("ours", "ours_held")
         launcher = [sys.executable, "-m", *LAUNCHERS[name]]
-        launcher += [str(folder / "events")] if name == "ours" else []
-        whose = "ours" if name == "ours" else "hf"
+        launcher += [str(folder / "events")] if self.is_ours else []
+        whose = "ours" if self.is_ours else "hf"
         script = [str(_SCRIPT), whose, str(folder), str(STEPS), str(save_steps)]
         with (folder / "said.txt").open("wb") as said:
             self._process = subprocess.Popen(
@@ -89,7 +92,7 @@ class Job:
 
     def is_warm(self) -> bool:
         """Whether the job has what it starts workers from; the peer has nothing such."""
-        if self.name != "ours":
+        if not self.is_ours:
             return True
         return any(Path(f"/proc/{pid}/comm").read_text() == _WARM for pid in self.children())
 
