@@ -60,9 +60,9 @@ class Imports:
         self._pending: list[dict[str, Any]] = []
 
     @property
-    def is_pending(self) -> bool:
-        """Whether something is known that was not imported yet."""
-        return bool(self._pending)
+    def is_to_settle(self) -> bool:
+        """Whether all that is known was imported, and nobody has looked at what that brought."""
+        return bool(self.seen) and not self._pending and not self.is_settled
 
     def look(self) -> None:
         """Take note of what was written, once nothing was for a second."""
@@ -82,7 +82,7 @@ class Imports:
 
     def is_due(self) -> bool:
         """Whether the worker has imported nothing for a while: it begins its work first."""
-        return self.is_pending and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
+        return bool(self._pending) and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:
         """Import the next module; one that cannot be imported here is the worker's business.
@@ -90,9 +90,11 @@ class Imports:
         A package may raise anything where it lacks a library or a device, and the worker, which
         imports it too, says so with its own traceback.
         """
-        note, self.is_settled = self._pending.pop(0), False
+        note = self._pending.pop(0)
         name, variables = note["name"], note.get("variables")
-        if variables is not None:
+        # A later life that started cold has written the same again, which brings nothing.
+        self.is_settled = self.is_settled and name in sys.modules
+        if variables is not None and name not in self.seen:
             set_variables(variables)
             self.seen[name] = variables
         with contextlib.suppress(Exception), quiet():
@@ -174,11 +176,12 @@ def serve(channel: socket.socket, imports: Imports) -> list[str]:
     """Import and fork until the agent is gone; return in each worker, with its arguments."""
     trouble = ""
     while True:
-        if not is_asked(channel, 0.0 if imports.is_due() else _LOOK_SECONDS):
+        is_busy = imports.is_due() or imports.is_to_settle
+        if not is_asked(channel, 0.0 if is_busy else _LOOK_SECONDS):
             imports.look()
             if imports.is_due():
                 imports.step()
-            elif not imports.is_settled and imports.seen and not imports.is_pending:
+            elif imports.is_to_settle:
                 trouble, imports.is_settled = unfit(), True
                 settle()
             continue

@@ -56,3 +56,56 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path, whole):
     first, second = told(code, str(tmp_path / "imports")).splitlines()
     assert first == f"{2 if whole else 1} False"
     assert second == "True {'numpy': {'OMP_NUM_THREADS': '3'}} 3"
+
+
+AGAIN = """
+import json
+imports = nursery.Imports(sys.argv[1])
+nursery._QUIET_SECONDS = 0.0
+
+def hear(*names):
+    with open(sys.argv[1], "a") as file:
+        for name in names:
+            variables = {"OMP_NUM_THREADS": sys.argv[2]}
+            file.write(json.dumps({"name": name, "variables": variables}) + "\\n")
+    imports.look()
+    while imports.is_due():
+        imports.step()
+
+hear("numpy")
+print(imports.is_to_settle, imports.seen)
+imports.is_settled = True
+sys.argv[2] = "5"
+"""
+
+
+def test_what_a_later_life_imports_again_leaves_it_ready(tmp_path):
+    code = AGAIN + "hear('numpy')\nprint(imports.is_settled, imports.is_to_settle)\n"
+    assert told(code, str(tmp_path / "imports"), "3").splitlines()[1] == "True False"
+    code = AGAIN + "hear('numpy', 'numpy.testing')\nprint(imports.is_settled)\n"
+    code += "print(imports.is_to_settle)\n"
+    assert told(code, str(tmp_path / "more"), "3").splitlines()[1:] == ["False", "True"]
+
+
+def test_a_package_counts_as_imported_under_the_variables_of_the_first_time(tmp_path):
+    code = AGAIN + "hear('numpy')\nprint(imports.seen)\n"
+    first, again = told(code, str(tmp_path / "imports"), "3").splitlines()
+    assert first == "True {'numpy': {'OMP_NUM_THREADS': '3'}}"
+    assert again == "{'numpy': {'OMP_NUM_THREADS': '3'}}"
+
+
+def test_what_was_imported_is_looked_at_before_another_request_is_waited_for(tmp_path):
+    (tmp_path / "imports").write_text('{"name": "numpy", "variables": {}}\n', encoding="utf-8")
+    code = """
+imports = nursery.Imports(sys.argv[1])
+nursery._QUIET_SECONDS = 0.0
+waits = []
+
+def is_asked(channel, within_seconds):
+    waits.append(within_seconds)
+    return len(waits) > 3
+
+nursery.is_asked, nursery.answer = is_asked, lambda *_: ["asked"]
+print(nursery.serve(None, imports), waits, imports.is_settled)
+"""
+    assert told(code, str(tmp_path / "imports")) == "['asked'] [0.5, 0.0, 0.5, 0.5] True"
