@@ -136,7 +136,10 @@ class Loop:
         return task
 
     def _push(self, task: Task, seconds: float) -> None:
-        at_seconds = self.now_seconds + max(seconds, 0.0)
+        self._push_at(task, self.now_seconds + max(seconds, 0.0))
+
+    def _push_at(self, task: Task, at_seconds: float) -> None:
+        # Not from a difference: rounded down, a frozen task would be due again for ever.
         heapq.heappush(self._due, (at_seconds, self.draw.random(), task.turn, task))
 
     def _let_go(self, task: Task) -> None:
@@ -152,7 +155,7 @@ class Loop:
             if task.is_done or turn != task.turn:
                 continue
             if task.frozen_until_seconds > at_seconds:
-                self._push(task, task.frozen_until_seconds - self.now_seconds)
+                self._push_at(task, task.frozen_until_seconds)
                 continue
             self.now_seconds = at_seconds
             self._waiting.pop(task, None)

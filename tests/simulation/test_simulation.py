@@ -9,7 +9,7 @@ from tests.simulation.storm import simulate
 
 SEEDS = 100
 # Seeds that found a defect once, of the library or of what is held against it.
-ONCE_BAD = (12, 42, 77, 163, 402, 4550, 5335, 6379, 7428, 9089)
+ONCE_BAD = (12, 42, 77, 163, 402, 2473, 4550, 5335, 6379, 7428, 9089)
 # The first seed that finds each defect, counted from 0.
 FOUND = {"fence": 0, "vote": 351, "silence": 1140, "commit": 28, "number": 2, "stop": 262}
 
