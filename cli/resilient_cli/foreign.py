@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
-from resilient.layouts.judging import judge
+from resilient.layouts.judging import Alternatives, Outcome, judge
 from resilient.layouts.recognizing import checkpoints_in, read_layout
 from resilient.layouts.values import Cure
 from resilient.layouts.weights import SAFE, TORCH
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder
 
 _SIBLINGS_MAX = 3
+_PLANNED_BYTES_MAX = 1 << 30
+"""Largest checkpoint whose repair `ckpt inspect` plans: a plan reads every byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +111,35 @@ def look(url: str, *, is_read: bool = False) -> Looked | None:
         read_bytes = counted.seen_bytes
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = judge(contents, folder.url)
-    is_helpless = verdict.answer == "no" and not verdict.command
-    is_wanted = is_helpless or any(one.cure is Cure.EARLIER for one in contents.problems)
-    sibling = _sibling(url) if is_wanted else ""
-    if is_helpless:
-        verdict = judge(contents, folder.url, sibling)
-    if verdict.answer == "no" and not verdict.command and not _is_saved_so(contents):
-        # It says what can be mended, and of the rest what is whole.
-        verdict = replace(verdict, command=f"resilient ckpt repair {quoted(folder.url)}")
-    return Looked(folder.url, contents, verdict, listing, sibling, read_bytes)
+    others = Alternatives()
+    if verdict.answer != "yes" or any(one.cure is Cure.EARLIER for one in contents.problems):
+        others = _alternatives(url, listing, verdict, is_read=is_read)
+        verdict = judge(contents, folder.url, others)
+    return Looked(folder.url, contents, verdict, listing, others.sibling, read_bytes)
 
 
-def _is_saved_so(contents: Contents) -> bool:
-    """Say whether all that stops it was saved like that: a repair mends and salvages none of it."""
-    return all(one.cure is Cure.EARLIER for one in contents.problems if one.is_fatal)
+def _alternatives(url: str, listing: Listing, verdict: Verdict, *, is_read: bool) -> Alternatives:
+    """Return the other ways to continue the run of a checkpoint.
+
+    Raises:
+        StoreError: A place could not be read.
+    """
+    repair = Outcome.UNKNOWN
+    size_bytes = sum(listing.sizes.values())
+    is_planned = is_read or size_bytes <= _PLANNED_BYTES_MAX
+    if verdict.answer != "yes" and protocol_of(url) == "file" and is_planned:
+        repair = _outcome(url)
+    return Alternatives(_sibling(url, is_read=is_read), repair)
+
+
+def _outcome(url: str) -> Outcome:
+    """Return what `resilient ckpt repair` would make of a checkpoint."""
+    from resilient.mending.planning import plan_mending  # it needs numpy, which listing does not
+
+    plan = plan_mending(url)
+    if not plan.is_mended or plan.verdict.answer == "no":
+        return Outcome.NONE
+    return Outcome.LOSSLESS if plan.is_whole and plan.verdict.answer == "yes" else Outcome.LOSSY
 
 
 def opened(url: str) -> tuple[Folder, Listing, Contents] | None:
@@ -160,8 +177,13 @@ def _unknown(url: str, listing: Listing) -> UnknownLayout:
     )
 
 
-def _sibling(url: str) -> str:
-    """Return the newest other checkpoint beside one that training can go on from."""
+def _sibling(url: str, *, is_read: bool) -> str:
+    """Return the newest other checkpoint of the run that is resumable, best without loss.
+
+    Args:
+        url: The checkpoint.
+        is_read: Whether every byte of the other one is read, and not its headers alone.
+    """
     parent, _, own = url.rstrip("/").rpartition("/")
     if protocol_of(url) != "file" or not parent or not any(one.isdigit() for one in own):
         return ""
@@ -172,13 +194,25 @@ def _sibling(url: str) -> str:
         if name != own and name.startswith(stem) and name[len(stem) :].isascii()
         if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
     }
+    lossy = ""
     for _, name in sorted(numbers.items(), reverse=True)[:_SIBLINGS_MAX]:
         path = f"{parent}/{name}"
-        try:
-            folder = open_folder(path)
-            contents = read_layout(folder, folder.list())
-        except StoreError:
-            continue
-        if contents and judge(contents, path).answer != "no":
+        answer = _answer(path, is_read=is_read)
+        if answer == "yes":
             return path
-    return ""
+        lossy = lossy or (path if answer == "partly" else "")
+    return lossy
+
+
+def _answer(path: str, *, is_read: bool) -> str:
+    """Return the judge's answer about another checkpoint; empty if it cannot be read."""
+    try:
+        if is_read:
+            from resilient.comparison.verification import verify_folder
+
+            return verify_folder(path).verdict.answer
+        folder = open_folder(path)
+        contents = read_layout(folder, folder.list())
+    except (StoreError, UnknownLayout):
+        return ""
+    return judge(contents, path).answer if contents else ""

@@ -1,49 +1,119 @@
-"""Whether training can go on from a checkpoint, what that costs, and the command that helps (pure).
+"""The judge of checkpoints of other tools: can training continue from this one, and at what cost?
 
-The answer is about the tool that wrote it: what its own loader would do with these files. Where we
-take a checkpoint over, our command is named instead.
+A pure function from the facts of a checkpoint (:class:`~resilient.layouts.values.Contents`) to a
+:class:`~resilient.layouts.values.Verdict`. The Trainer's import, ``ckpt import``, ``ckpt inspect``,
+``ckpt verify``, ``ckpt repair`` and the agent's restart policy ask this function and no other.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from resilient.layouts.values import Verdict
+from resilient.layouts.values import Cure, Verdict
 from resilient.showing import quoted
 
 if TYPE_CHECKING:
-    from resilient.layouts.values import Contents
+    from collections.abc import Sequence
+
+    from resilient.layouts.values import Contents, Problem
 
 OURS = "resilient train SCRIPT --resume {path}"
-_TAKEN_OVER = "hf-trainer"
+REPAIR = "resilient ckpt repair {path}"
+_IMPORTED = "hf-trainer"
 _NAMED_MAX = 4
+_TRAINED = ("optimizer", "schedule", "weights", "agreement")
+"""Words of losses that change what is trained; of other losses a run recovers by itself."""
 
 
-def judge(contents: Contents, path: str, sibling: str = "") -> Verdict:
+class Outcome(Enum):
+    """Result of a planned repair."""
+
+    UNKNOWN = "unknown"
+    """No repair was planned."""
+    LOSSLESS = "lossless"
+    """The repair restores everything."""
+    LOSSY = "lossy"
+    """The result is resumable, and something is lost."""
+    NONE = "none"
+    """The repair restores nothing that a resume needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Other ways to continue a run than from the checkpoint as it is.
+
+    Attributes:
+        sibling: path of another checkpoint of the run that is resumable; empty without one.
+        repair: result of a planned repair.
+    """
+
+    sibling: str = ""
+    repair: Outcome = Outcome.UNKNOWN
+
+
+def judge(contents: Contents, path: str, others: Alternatives | None = None) -> Verdict:
     """Return the verdict of a checkpoint.
 
     Args:
-        contents: what it holds.
-        path: where it is.
-        sibling: where another one of the same run is that training can go on from.
+        contents: Facts of the checkpoint, and problems of its bytes where those were read.
+        path: Place of the checkpoint.
+        others: Other ways to continue the run.
     """
+    others = others or Alternatives()
     fatal = [one for one in contents.problems if one.is_fatal]
     if fatal:
-        named = fatal[:_NAMED_MAX]
-        why = tuple(one.what if one.place == "." else f"{one.place}: {one.what}" for one in named)
-        # What mends one loss is no help where there are others.
-        helps = {one.help for one in fatal}
-        told = helps.pop() if len(helps) == 1 else ""
-        other = f"resilient ckpt inspect {quoted(sibling)}" if sibling else ""
-        return Verdict("no", why, filled(told, path) or other)
+        return Verdict("no", reasons(fatal), _way_out(fatal, path, others))
     lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
-    # A checkpoint with a loss is refused by our own import.
-    ours = contents.layout == _TAKEN_OVER and not lost
-    return Verdict(
-        "partly" if lost else "yes", lost, filled(OURS if ours else contents.resume, path)
-    )
+    command = filled(_resume(contents, lost), path)
+    if lost:
+        return Verdict("partly", lost, _better(lost, path, others) or command)
+    return Verdict("yes", (), command)
+
+
+def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """Return the first few problems, each with its place."""
+    named = problems[:_NAMED_MAX]
+    return tuple(one.what if one.place == "." else f"{one.place}: {one.what}" for one in named)
 
 
 def filled(command: str, path: str) -> str:
-    """Return a command with where the checkpoint is in it."""
+    """Return a command with the place of the checkpoint in it."""
     return command.replace("{path}", path if "'" in command else quoted(path))
+
+
+def _resume(contents: Contents, lost: Sequence[str]) -> str:
+    """Return the command that resumes: ours if the Trainer imports the checkpoint."""
+    return OURS if contents.layout == _IMPORTED and not lost else contents.resume
+
+
+def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
+    """Return the best command for a checkpoint that is not resumable; empty without one.
+
+    A lossless repair is better than another step, another step is better than a lossy repair.
+    """
+    if others.repair is Outcome.LOSSLESS:
+        return filled(REPAIR, path)
+    # A command that helps against one problem does not help against the others.
+    helps = {one.help for one in fatal}
+    named = helps.pop() if len(helps) == 1 else ""
+    is_vain = named == REPAIR and others.repair is not Outcome.UNKNOWN
+    if named and not (is_vain and (others.sibling or others.repair is Outcome.NONE)):
+        return filled(named, path)
+    if others.sibling:
+        return f"resilient ckpt inspect {quoted(others.sibling)}"
+    # A repair restores nothing of what was saved in that state.
+    is_saved_so = all(one.cure is Cure.EARLIER for one in fatal)
+    if others.repair is Outcome.LOSSY:
+        return filled(REPAIR, path)
+    return "" if is_saved_so or others.repair is Outcome.NONE else filled(REPAIR, path)
+
+
+def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
+    """Return a command that is better than a resume with a loss; empty without one."""
+    if others.repair is Outcome.LOSSLESS:
+        return filled(REPAIR, path)
+    if others.sibling and any(word in one for one in lost for word in _TRAINED):
+        return f"resilient ckpt inspect {quoted(others.sibling)}"
+    return ""

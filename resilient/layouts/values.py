@@ -220,14 +220,26 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether training can go on from it.
+    """Answer to the question if training can continue from a checkpoint.
 
     Attributes:
         answer: ``yes``, ``partly`` or ``no``.
-        why: what is lost, or what forbids it.
-        command: what to run next; empty when there is nothing that helps.
+        why: Losses of ``partly``, or reasons of ``no``.
+        command: Command to run next; empty if nothing helps.
     """
 
     answer: str
     why: tuple[str, ...] = ()
     command: str = ""
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """What a resume loses."""
+        return self.why if self.answer == "partly" else ()
+
+    def line(self) -> str:
+        """Return the verdict in words."""
+        told = "; ".join(self.why)
+        if self.answer == "no":
+            return f"not resumable because {told}"
+        return f"resumable with loss of {told}" if self.why else "resumable"

@@ -1,0 +1,62 @@
+"""The facts of another tool's checkpoint, the proof of its bytes, and the judge's verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from resilient.comparison.proving import prove
+from resilient.errors import KeyNotFound, UnknownLayout
+from resilient.layouts.judging import judge
+from resilient.layouts.recognizing import read_layout
+from resilient.showing import quoted
+from resilient.storage.folder import open_folder
+
+if TYPE_CHECKING:
+    from resilient.layouts.judging import Alternatives
+    from resilient.layouts.values import Contents, Verdict
+    from resilient.storage.folder import Folder, Listing
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFolder:
+    """A checkpoint of another tool of which every byte was read.
+
+    Attributes:
+        url: Its place.
+        listing: Its files.
+        contents: Its facts, and all problems.
+        verdict: The judge's answer.
+    """
+
+    url: str
+    listing: Listing
+    contents: Contents
+    verdict: Verdict
+
+
+def verify_folder(place: str | Folder, others: Alternatives | None = None) -> VerifiedFolder:
+    """Read every byte of a checkpoint and ask the judge; nothing is executed or written.
+
+    Args:
+        place: A path or URL, or an open folder.
+        others: Other ways to continue the run.
+
+    Raises:
+        KeyNotFound: Nothing is there.
+        UnknownLayout: No known tool wrote it.
+        StoreError: It could not be read.
+    """
+    folder = open_folder(place) if isinstance(place, str) else place
+    listing = folder.list()
+    if not listing.sizes and not listing.outside:
+        raise KeyNotFound(f"nothing is at {folder.url}", key=folder.url)
+    contents = read_layout(folder, listing)
+    if contents is None:
+        raise UnknownLayout(
+            f"`{folder.url}` is no checkpoint of a tool that is known",
+            hint=f"resilient ckpt ls {quoted(folder.url)}",
+        )
+    problems = (*contents.problems, *prove(folder, listing, contents))
+    contents = replace(contents, problems=problems)
+    return VerifiedFolder(folder.url, listing, contents, judge(contents, folder.url, others))
