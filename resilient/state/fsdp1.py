@@ -98,13 +98,13 @@ class Fsdp1Optimizer:
         name, _, kind = rest.partition("/")
         return self._layout.get(name) if place == "state" and kind != "step" else None
 
-    def check_saved(self, tree: Mapping[str, Any]) -> None:
-        """Look at a saved state before anything is loaded.
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check the kind of a saved state. Nothing is loaded.
 
         Raises:
             ValueError: it is of another kind of optimizer.
         """
-        require_same_kind(self._optimizer, tree)
+        require_same_kind(self._optimizer, state_dict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.
@@ -119,7 +119,7 @@ class Fsdp1Optimizer:
             (name for group in state_dict["param_groups"] for name in group["params"]),
             [name for group in names for name in group],
         )
-        groups = matched_groups(names, state_dict["param_groups"])
+        groups = matched_groups(names, state_dict["param_groups"], own)
         if state_dict["state"]:
             taken: dict[str, Any] = {"state": dict(state_dict["state"]), "param_groups": groups}
             with _deprecated_inside():

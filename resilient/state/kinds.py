@@ -64,8 +64,10 @@ def require_same_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
             f"{_listed(own)}; make the optimizer that was saved"
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
+    # The user may keep values of another form in the state, under keys that name no parameter.
+    members = {one for group in saved["param_groups"] for one in group["params"]}
     for parameter, kept in saved["state"].items():
-        if needed and kept and not needed <= kept.keys():
+        if needed and parameter in members and kept and not needed <= kept.keys():
             raise ValueError(
                 f"it was saved by an optimizer that keeps {_listed(kept)} of `{parameter}`, and "
                 f"{name} goes on from {_listed(needed)}; make the optimizer that was saved"

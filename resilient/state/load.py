@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.extents import Content, stored_spans, view_of
 from resilient.format.names import rank_part
 from resilient.format.regions import Region, row_strides, whole
-from resilient.format.trees import tensors_of, tree_of
+from resilient.format.trees import tree_of
 from resilient.state.boxes import Box
 from resilient.state.dtypes import TORCH_DTYPES
 from resilient.state.landing import Landing
@@ -93,7 +94,8 @@ def load(
 ) -> None:
     """Give every part that the checkpoint holds its state back, in the order of ``parts``.
 
-    A part may have a method ``check_saved(tree)``, which is asked before the first one is loaded.
+    A part may have a method ``check_saved(state_dict)``. It is called for every part before the
+    first part is loaded, with tensors of zeros that take no memory.
 
     Crash: only this process's memory changed.
 
@@ -119,13 +121,21 @@ def load(
         content = files[entry.document]
         trees[name] = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
         if hasattr(part.stateful, "check_saved"):
-            tensors_of(trees[name])
+            outline = unflatten(trees[name], partial(_outline, tensors))
             with _told_of(name, manifest):
-                part.stateful.check_saved(trees[name])
+                part.stateful.check_saved(outline)
     for name in list(trees):
         state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
         with _told_of(name, manifest):
             parts[name].stateful.load_state_dict(state)
+
+
+def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
+    """Return a tensor of zeros with the dtype and shape of a stored one, over one element."""
+    if name not in entries:
+        raise IntegrityError(f"a checkpoint's state names `{name}`, which it does not hold")
+    entry = entries[name]
+    return torch.zeros((), dtype=TORCH_DTYPES[entry.dtype]).expand(entry.shape)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from resilient.errors import ConfigError, UnsavableState
@@ -19,6 +20,9 @@ from resilient.state.tree import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+_MEMBERS = frozenset({"params", "param_names"})
+"""Keys of a group that name its parameters; the others are options."""
 
 
 class NamedOptimizer:
@@ -166,13 +170,23 @@ class NamedOptimizer:
         # torch keeps the number of steps whole, whatever it keeps beside it.
         return self._held.get(name) if place == "state" and kind != "step" else None
 
-    def check_saved(self, tree: Mapping[str, Any]) -> None:
-        """Look at a saved state before anything is loaded.
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: it is of another kind of optimizer.
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer holds a parameter that the model does not have.
         """
-        require_same_kind(self._optimizer, tree)
+        require_same_kind(self._optimizer, state_dict)
+        self._name()
+        self._matched(state_dict["param_groups"])
+
+    def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        require_same_names((name for group in saved for name in group["params"]), self._names)
+        own = self.groups()
+        return matched_groups([group["params"] for group in own], saved, own)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.
@@ -183,21 +197,16 @@ class NamedOptimizer:
             ConfigError: the optimizer holds a parameter that the model does not have.
         """
         self._name()
+        # torch gives a parameter that a group holds twice the number of its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
-        saved = [name for group in state_dict["param_groups"] for name in group["params"]]
-        require_same_names(saved, self._names)
+        found = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
-        names = [[self._names[number] for number in group["params"]] for group in own]
-        groups = [
-            {**found, "params": group["params"]}
-            for group, found in zip(
-                own, matched_groups(names, state_dict["param_groups"]), strict=True
-            )
-        ]
+        groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
         state = {
             numbers.get(name, name): _put_together(one) for name, one in state_dict["state"].items()
         }
-        live, device = self._optimizer.state, self._parameters[0].device
+        live = self._optimizer.state
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
         for name in state.keys() - numbers.values():
             state[name] = _moved(state[name], live.get(name), device)
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
@@ -287,32 +296,63 @@ def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: boo
 
 
 def matched_groups(
-    names: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]]
+    names: Sequence[Sequence[str]],
+    saved: Sequence[Mapping[str, Any]],
+    own: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the saved group of each of one's own, matched by the names of its parameters.
+    """Return the saved group of each own group, matched by the names of its parameters.
 
-    Parameters may be grouped otherwise where that makes no difference: groups that are told the
-    same are like one.
+    Parameters may be grouped in another way if the groups have equal options. A group without
+    parameters takes the options of a saved group without parameters, first of one at its own
+    position. If the checkpoint has none, the group keeps its own options.
 
     Args:
-        names: of the parameters of each own group.
+        names: names of the parameters of each own group.
         saved: groups whose ``params`` are names.
+        own: options of each own group.
 
     Raises:
-        ValueError: parameters were grouped otherwise, and told different things.
+        ValueError: parameters were grouped in another way, with different options.
     """
-    return [_group_of(list(own), saved) for own in names]
+    matched: list[dict[str, Any] | None] = [
+        _group_of(list(own_names), saved) if own_names else None for own_names in names
+    ]
+    empty = [number for number, group in enumerate(saved) if not group["params"]]
+    vacant = [number for number, one in enumerate(matched) if one is None]
+    for number in [one for one in vacant if one in empty]:
+        matched[number] = dict(saved[number])
+        empty.remove(number)
+    for number in [one for one in vacant if matched[one] is None]:
+        group = saved[empty.pop(0)] if empty else own[number]
+        matched[number] = {**group, "params": []}
+    return [one for one in matched if one is not None]
 
 
 def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the saved group of some parameters, or what several have in common."""
+    """Return the saved group of some parameters, or the options that several groups share.
+
+    Raises:
+        ValueError: the parameters are in several groups with different options.
+    """
     found = [group for group in saved if not set(names).isdisjoint(group["params"])]
     for group in found:
         if set(group["params"]) == set(names):
             return dict(group)
-    told = [{key: one for key, one in group.items() if key != "params"} for group in found]
+    options = [{key: one for key, one in group.items() if key not in _MEMBERS} for group in found]
     held = {name for group in found for name in group["params"]}
-    if not found or set(names) - held or any(one != told[0] for one in told):
+    if not found or set(names) - held or not all(is_same(one, options[0]) for one in options):
         raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
-    # Cut otherwise, and told the same: each parameter goes on as it was.
-    return {**told[0], "params": names}
+    return {**options[0], "params": names}
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Compare two option values: tensors and arrays by dtype and value, NaN equals NaN."""
+    if isinstance(one, torch.Tensor | np.ndarray):
+        is_alike = type(one) is type(other) and (one.dtype, one.shape) == (other.dtype, other.shape)
+        return is_alike and bool((one == other).all())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    is_nan = one != one and other != other  # noqa: PLR0124
+    return type(other) not in (torch.Tensor, np.ndarray) and bool(one == other or is_nan)

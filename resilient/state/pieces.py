@@ -111,13 +111,25 @@ class PieceOptimizer:
             return None
         return run.part_of(run.home(kind))
 
-    def check_saved(self, tree: Mapping[str, Any]) -> None:
-        """Look at a saved state before anything is loaded.
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: it is of another kind of optimizer.
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a group that is not trained here.
         """
-        require_same_kind(self.optimizer, tree)
+        require_same_kind(self.optimizer, state_dict)
+        self._matched(state_dict)
+
+    def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        names = self._names()
+        saved = state_dict["param_groups"]
+        require_same_names(
+            state_dict["state"], [one for group in names for one in group], partial=True
+        )
+        return matched_groups(names, saved, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.
@@ -126,9 +138,8 @@ class PieceOptimizer:
             ValueError: the saved names are not this optimizer's.
             RuntimeError: a shape is not the parameter's.
         """
-        groups = matched_groups(self._names(), state_dict["param_groups"])
+        groups = self._matched(state_dict)
         state = state_dict["state"]
-        require_same_names(state, [run.name for run in self.runs], partial=True)
         for run in self.runs:
             saved = state.get(run.name) or {}
             for piece in run.pieces:

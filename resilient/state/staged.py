@@ -23,7 +23,7 @@ from resilient.state.optimizer import matched_groups, require_same_names
 from resilient.state.tree import PLAIN, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -240,13 +240,25 @@ class StagedOptimizer:
             return None if one is None else elsewhere(one.shape, one.dtype)
         return None if type(one) in PLAIN else one.detach()
 
-    def check_saved(self, tree: Mapping[str, Any]) -> None:
-        """Look at a saved state before anything is loaded.
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: it is of another kind of optimizer.
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a parameter that the model does not have.
         """
-        require_same_kind(self._optimizer, tree)
+        require_same_kind(self._optimizer, state_dict)
+        self._adopt()
+        self._matched(state_dict["param_groups"])
+
+    def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        require_same_names(
+            (name for group in saved for name in group["params"]),
+            [name for names in self._groups for name in names],
+        )
+        return matched_groups(self._groups, saved, self._optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter that is here the state saved under its name.
@@ -256,10 +268,8 @@ class StagedOptimizer:
             ConfigError: the optimizer got a parameter that the model does not have.
         """
         self._adopt()
-        saved = [name for group in state_dict["param_groups"] for name in group["params"]]
-        require_same_names(saved, [name for names in self._groups for name in names])
+        found = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
-        found = matched_groups(self._groups, state_dict["param_groups"])
         groups = [{**one, "params": group["params"]} for group, one in zip(own, found, strict=True)]
         numbers = {name: number for number, name in enumerate(self._own)}
         state = {

@@ -289,6 +289,9 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
         )
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     owners = {n: m for n, m in models.items() if held & {id(one) for one in m.parameters()}}
+    if not held and len(models) == 1:
+        # Groups without parameters alone: parameters may come later.
+        owners = dict(models)
     if not owners:
         raise ConfigError(
             f"`{name}` trains none of the modules given",

@@ -173,13 +173,26 @@ class ZeroOptimizer:
             return None
         return home.part_of(self._room(home, kind))
 
-    def check_saved(self, tree: Mapping[str, Any]) -> None:
-        """Look at a saved state before anything is loaded.
+    def check_saved(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that ``load_state_dict`` takes a saved state. Nothing is loaded.
 
         Raises:
-            ValueError: it is of another kind of optimizer.
+            ValueError: the state is of another kind of optimizer, of other parameters, or of
+                groups that this optimizer does not have.
+            ConfigError: the optimizer got a group that is not trained here.
         """
-        require_same_kind(self.optimizer, tree)
+        require_same_kind(self.optimizer, state_dict)
+        self._look()
+        self._matched(state_dict)
+
+    def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the saved group of each group of the optimizer."""
+        names = self._names()
+        saved = state_dict["param_groups"]
+        require_same_names(
+            state_dict["state"], [one for group in names for one in group], partial=True
+        )
+        return matched_groups(names, saved, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each parameter the state saved under its name.
@@ -190,9 +203,8 @@ class ZeroOptimizer:
             ConfigError: the optimizer got a group that the engine does not train.
         """
         self._look()
-        groups = matched_groups(self._names(), state_dict["param_groups"])
+        groups = self._matched(state_dict)
         state = state_dict["state"]
-        require_same_names(state, [home.name for home in self._homes], partial=True)
         by_flat = sorted(self._homes, key=lambda home: id(home.flat))
         for _, homes in groupby(by_flat, key=lambda home: id(home.flat)):
             self._load_flat(list(homes), state)

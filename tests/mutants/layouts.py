@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "groups that were told different things are taken for one",
         "resilient/state/optimizer.py",
-        " or any(one != told[0] for one in told)",
+        " or not all(is_same(one, options[0]) for one in options)",
         "",
         GROUPS,
     ),
