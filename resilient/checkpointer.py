@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from resilient.vault.desk import Desk
     from resilient.vault.registry.generations import Generation
     from resilient.vault.saving.persister import Persister
+    from resilient.world.comms import Comms
 
 _BASES_MAX = 8
 
@@ -82,6 +83,33 @@ class Checkpointer:
     def generation(self) -> int:
         """This life's number, 0 before ``resume``."""
         return self._life.number if self._life else 0
+
+    @property
+    def comms(self) -> Comms:
+        """Connection to the other ranks."""
+        return self._desk.comms
+
+    @property
+    def saves(self) -> int:
+        """Number of saves that were begun; the same on every rank between two saves."""
+        return self._saves
+
+    def meet(self) -> None:
+        """Wait for the save in flight, then until every rank is about to save.
+
+        Collective: every rank, before ``save``. For callers that use collectives of the training
+        backend before a save: a rank that does not save would confuse them.
+
+        Crash: nothing was stored.
+
+        Raises:
+            SaveFailed: the save before failed, or a rank does not save.
+            DeadlineExceeded: a rank was silent.
+        """
+        self._begun()
+        self.wait()
+        within_seconds = self._desk.limits.within_seconds
+        agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
 
     @property
     def in_flight(self) -> Persister | None:

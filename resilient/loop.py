@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from resilient import events
@@ -36,10 +36,11 @@ from resilient.vault.facts import PartsLeftOut, PartsStartedFresh
 from resilient.world.beat import LoopBeat
 from resilient.world.gang import join, say_farewell
 from resilient.world.launch import tell_repository
+from resilient.world.missed_saves import MissedSaveDetector
 from resilient.world.pulse import own_pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from types import TracebackType
 
     from torch.optim import Optimizer
@@ -102,6 +103,7 @@ class Checkpointer:
         self._hooks: list[RemovableHandle] = []
         self.beat: LoopBeat | None = None
         self._spine: checkpointer.Checkpointer | None = None
+        self._detector: MissedSaveDetector | None = None
         self.resumed: CheckpointId | None = None
 
     def __enter__(self) -> Self:
@@ -177,6 +179,7 @@ class Checkpointer:
         found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
         if self._overlap:
             self._let_optimizers_wait(self._spine)
+        self._detect_missed_saves(gang, self._spine)
         if self.beat is not None:
             self.beat.start(found.step if found else 0)
             self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
@@ -222,8 +225,11 @@ class Checkpointer:
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
         about = About(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
-        with self.beat.saving() if self.beat is not None else nullcontext():
-            things.align()
+        with self._saving(spine):
+            if things.is_collective:
+                # A rank that saves alone must not begin a collective of the training backend.
+                spine.meet()
+                things.align()
             return spine.save(step, things.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
@@ -274,9 +280,31 @@ class Checkpointer:
         """
         if self._spine is None:
             return
+        if self._detector is not None:
+            self._detector.decline("it closed its checkpointer")
         self._let_go()
         if self._gang is not None:
             say_farewell(self._gang, self._topic)
+
+    @contextmanager
+    def _saving(self, spine: checkpointer.Checkpointer) -> Iterator[None]:
+        """Return a context of a save, for the agent and for the peers."""
+        with ExitStack() as inside:
+            if self.beat is not None:
+                inside.enter_context(self.beat.saving())
+            if self._detector is not None:
+                inside.enter_context(self._detector.inside(spine.saves + 1))
+            yield
+
+    def _detect_missed_saves(self, gang: Gang, spine: checkpointer.Checkpointer) -> None:
+        """Have peers that wait for a save hear that this rank trains on without it."""
+        if gang.board is None or gang.world.size == 1:
+            return
+        beat = self.beat
+        steps = (lambda: beat.steps) if beat is not None else (lambda: 0)
+        board = gang.board.another()
+        self._detector = MissedSaveDetector(spine.comms, board, lambda: spine.saves, steps)
+        self._detector.start()
 
     def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
         """Have optimizers wait before each step for what the last save is still copying."""
@@ -303,6 +331,9 @@ class Checkpointer:
         if self.beat is not None:
             self.beat.stop()
         forget(self._end)
+        if self._detector is not None:
+            self._detector.stop()
+            self._detector = None
         if spine is not None:
             spine.close()
 

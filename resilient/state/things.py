@@ -129,6 +129,11 @@ class Things:
     strategy: str = "single"
     replicas: tuple[DistributedDataParallel, ...] = ()
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether a save uses collectives of the training backend."""
+        return bool(self.replicas) or self.strategy not in ("single", "ddp")
+
     def align(self) -> None:
         """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
 

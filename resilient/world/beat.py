@@ -34,6 +34,11 @@ class LoopBeat:
         if not self._pulse.is_told:
             self._pulse.enter(Phase.FIRST)
 
+    @property
+    def steps(self) -> int:
+        """Number of the last step that the optimizer made."""
+        return self._step
+
     def begin_step(self) -> None:
         """Show that a step begins."""
         if not self._pulse.is_told:

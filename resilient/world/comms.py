@@ -14,7 +14,7 @@ from resilient.errors import DeadlineExceeded, PeerFailed
 from resilient.world.board import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from resilient.world.board import Board
     from resilient.world.world import World
@@ -75,6 +75,22 @@ class Comms:
             PeerFailed: the board is gone.
         """
         return self._board.peek(self.key(topic, "call")) is not None
+
+    def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
+        """Show a failure on a topic without waiting for the others; the coordinator rules with it.
+
+        For a rank that does not come to ``topic``: whoever waits there fails at once.
+
+        Args:
+            topic: names the agreement.
+            failure: as JSON, with the number of this rank.
+
+        Raises:
+            PeerFailed: the board is gone.
+        """
+        who = "ruling" if self.world.is_coordinator else self.world.rank
+        said = {key: one for key, one in failure.items() if key != "rank" or who == "ruling"}
+        self._board.post(self.key(topic, who), json.dumps(said).encode())
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
