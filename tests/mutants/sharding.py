@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "an optimizer takes what another kind keeps of parameters",
         "resilient/state/kinds.py",
-        "        if needed and kept and not needed <= kept.keys():\n",
+        "        if needed and parameter in members and kept and not needed <= kept.keys():\n",
         "        if False:\n",
         OPTIMIZER,
     ),
