@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.clock import Stopwatch
+from resilient.environment import read_integer
 from resilient.format.names import CheckpointId
 from resilient.overlap import Overlap
 from resilient.state.arena import Arena
@@ -181,7 +182,7 @@ class Holding:
         Where training has a thread on every core a copy beside it takes its time from one of them
         all the same, and threads that wake each other take more. It may be too long to wait for.
         """
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        ranks = read_integer(os.environ, "LOCAL_WORLD_SIZE", 1, least=1)
         return self._size_bytes > _LULL_BYTES_MAX or has_core_left(ranks, self._cores)
 
     def _say_late(self, slot: int, job: Job, copies: Copies, spoiled: Failure | None) -> None:
@@ -236,7 +237,10 @@ def _why_not(found: Any) -> str:
 
 def _near_sums(holder: Holder, desk: Desk, settle: _Settle) -> NearSums | None:
     """Return what adds numbers of all ranks up if they are on one host. Collective."""
-    if desk.world.size == 1 or os.environ.get("LOCAL_WORLD_SIZE") != str(desk.world.size):
+    if (
+        desk.world.size == 1
+        or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != desk.world.size
+    ):
         return None
     own: Any = attempt(lambda: holder.page(PAGE_BYTES))
     path = "" if isinstance(own, Failure) else str(own[0])

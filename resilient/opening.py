@@ -15,7 +15,6 @@ from resilient import events
 from resilient.checkpointer import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.format.signature import Signing
 from resilient.storage.open import open_store
 from resilient.storage.retrying import telling
 from resilient.vault.desk import Desk, Limits
@@ -23,10 +22,11 @@ from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.kept import promoted_by
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
+from resilient.vault.registry.signing import read_signing
 from resilient.vault.saving.near import with_near_tier
 from resilient.vault.saving.tiering import Tiering, parse_tiering
 from resilient.world.comms import Comms
-from resilient.world.launch import read_signing_key, read_storage_options
+from resilient.world.launch import read_storage_options
 from resilient.world.memory import MemoryBoard
 from resilient.world.world import World
 
@@ -99,6 +99,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
             ``RESILIENT_STORAGE_OPTIONS``. Never shown, never stored.
         require_signature: read only what was signed with the key of ``RESILIENT_SIGNING_KEY`` or
             ``RESILIENT_SIGNING_KEY_FILE``; with a key every save is signed in any case.
+            ``RESILIENT_REQUIRE_SIGNATURE`` asks for the same.
 
     Raises:
         ConfigError: the URL names no kind of storage that is installed, several ranks have no
@@ -114,7 +115,7 @@ def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
     # A loop of the user's own has no other place that could ask for them.
     is_said = storage_options is not None
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
-    signing = Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    signing = read_signing(os.environ, require_signature=require_signature)
     emit = emit or events.Emitter(clock, (events.console(),))
     desk = Desk(
         store=telling(open_store(url, storage_options=options), emit),

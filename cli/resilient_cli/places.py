@@ -12,18 +12,19 @@ import typer
 
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient.format.names import parse_checkpoint
-from resilient.format.signature import Signing
 from resilient.showing import quoted
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
-from resilient.world.launch import read_signing_key, read_storage_options
+from resilient.vault.registry.signing import read_signing
+from resilient.world.launch import read_storage_options
 from resilient_cli.completing import complete_ref
 from resilient_cli.lengths import WITHIN_SECONDS
 from resilient_cli.render import Format
 
 if TYPE_CHECKING:
     from resilient.format.names import CheckpointId
+    from resilient.format.signature import Signing
     from resilient.storage.store import Store
     from resilient_cli.render import Output
 
@@ -78,12 +79,15 @@ def open_repository(place: str | None, repo: str | None) -> Store:
 
 
 def signing_of(*, is_required: bool) -> Signing:
-    """Return what the environment's key makes, and whether it is asked for.
+    """Return the key of the environment, and whether a signature is required.
+
+    Args:
+        is_required: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
 
     Raises:
         ConfigError: a signature is required and there is no key, or it cannot be read.
     """
-    return Signing.of_secret(read_signing_key(os.environ), is_required=is_required)
+    return read_signing(os.environ, require_signature=is_required)
 
 
 def ref_and_place(

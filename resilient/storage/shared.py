@@ -23,7 +23,7 @@ from resilient.showing import quoted
 from resilient.storage.machine import memory_left_bytes
 from resilient.storage.memory import keep_from_children
 
-ROOT = Path(os.environ.get("RESILIENT_SHARED_FOLDER", "/dev/shm"))  # noqa: S108 - in memory
+ROOT = Path(os.environ.get("RESILIENT_SHARED_FOLDER") or "/dev/shm")  # noqa: S108 - in memory
 """Where shared memory is made: another file system in memory, where a container's is too small."""
 _PREFIX = "resilient-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-[0-9a-f]{{8}}")

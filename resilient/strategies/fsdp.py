@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from resilient.environment import read_integer
 from resilient.errors import ConfigError
 from resilient.strategies.buffers import begin_with_rank_0, broadcast, broadcast_buffers
 from resilient.strategies.groups import made_patient
@@ -144,7 +145,7 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
     ranks = dist.get_world_size()
     size = options.shard_size
     if options.hybrid and not size:
-        size = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
+        size = read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks
     if size in (0, ranks):
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
     if size < 1 or ranks % size:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from resilient.environment import read_integer
 from resilient.events import Event
 from resilient.strategies.choosing import MachineFacts, ModelFacts, choose
 from resilient.strategies.recomputing import layers_of
@@ -101,7 +102,7 @@ def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
 def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
     """Return what of the ranks decides; the least memory of any of them counts. Collective."""
     ranks = session.world.size
-    beside = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks)
+    beside = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
     if ranks % beside:
         beside = ranks  # hosts differ, and no layout would fit them all
     size = torch.tensor(_memory_bytes(session.device, beside), device=session.device)

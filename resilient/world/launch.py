@@ -1,4 +1,4 @@
-"""What a launcher tells a worker; the only module that reads the environment.
+"""Variables by which a launcher starts a worker.
 
 `resilient train` writes these variables and torchrun writes the first six, so a script runs
 under either, or alone.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from resilient.environment import read_flag, read_integer, read_seconds
 from resilient.errors import ConfigError
 from resilient.world.world import World
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
 SIGNING_KEY = "RESILIENT_SIGNING_KEY"
 SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
+REQUIRE_SIGNATURE = "RESILIENT_REQUIRE_SIGNATURE"
 _SECRET_BYTES_MAX = 1 << 16
 _EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
 _REPOSITORY = "repository"
@@ -75,23 +77,24 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Return what the launcher said, or a world of one when nobody launched us.
+    """Return the start of this worker; a world of one without a launcher.
 
     Raises:
-        ConfigError: a variable is not a number, or the rank lies outside the world.
+        ConfigError: a variable has a value that is not accepted, or the rank lies outside the
+            world.
     """
     world = World(
-        rank=_integer(environ, "RANK", 0),
-        size=_integer(environ, "WORLD_SIZE", 1),
-        local_rank=_integer(environ, "LOCAL_RANK", 0),
+        rank=read_integer(environ, "RANK", 0),
+        size=read_integer(environ, "WORLD_SIZE", 1, least=1),
+        local_rank=read_integer(environ, "LOCAL_RANK", 0, least=0),
     )
     if not 0 <= world.rank < world.size:
         raise ConfigError(f"RANK={world.rank} lies outside WORLD_SIZE={world.size}")
     return Launch(
         world=world,
         host=environ.get("MASTER_ADDR", ""),
-        port=_integer(environ, "MASTER_PORT", 0),
-        hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
+        port=read_integer(environ, "MASTER_PORT", 0, least=0),
+        hosted=read_flag(environ, "TORCHELASTIC_USE_AGENT_STORE"),
         attempt=environ.get("RESILIENT_ATTEMPT")
         or environ.get("TORCHELASTIC_RESTART_COUNT")
         or "0",
@@ -99,15 +102,15 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         resume=environ.get("RESILIENT_RESUME", "auto"),
         cause=environ.get("RESILIENT_CAUSE", "start"),
         events=environ.get("RESILIENT_EVENTS", ""),
-        single_writer=environ.get("RESILIENT_SINGLE_WRITER", "") == "1",
+        single_writer=read_flag(environ, "RESILIENT_SINGLE_WRITER"),
         keeper=environ.get("RESILIENT_KEEPER", ""),
         storage_options=read_storage_options(environ),
-        agent_pid=_integer(environ, "RESILIENT_AGENT_PID", 0),
-        grace_seconds=_seconds(environ, "RESILIENT_GRACE"),
+        agent_pid=read_integer(environ, "RESILIENT_AGENT_PID", 0, least=0),
+        grace_seconds=read_seconds(environ, "RESILIENT_GRACE"),
         notes=environ.get("RESILIENT_NOTES", ""),
-        require_signature=environ.get("RESILIENT_REQUIRE_SIGNATURE", "") == "1",
+        require_signature=read_flag(environ, REQUIRE_SIGNATURE),
         every=environ.get("RESILIENT_EVERY", ""),
-        until_step=_integer(environ, "RESILIENT_UNTIL_STEP", 0),
+        until_step=read_integer(environ, "RESILIENT_UNTIL_STEP", 0, least=0),
     )
 
 
@@ -187,7 +190,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         "RESILIENT_AGENT_PID": str(launch.agent_pid),
         "RESILIENT_GRACE": str(launch.grace_seconds),
         "RESILIENT_NOTES": launch.notes,
-        "RESILIENT_REQUIRE_SIGNATURE": "1" if launch.require_signature else "0",
+        REQUIRE_SIGNATURE: "1" if launch.require_signature else "0",
         "RESILIENT_EVERY": launch.every,
         "RESILIENT_UNTIL_STEP": str(launch.until_step),
     }
@@ -270,19 +273,3 @@ def _read_word(notes: str, name: str) -> str:
         return Path(notes, name).read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} is not a whole number") from error
-
-
-def _seconds(environ: Mapping[str, str], name: str) -> float:
-    text = environ.get(name, "")
-    try:
-        return float(text) if text else 0.0
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} is not a number of seconds") from error

@@ -30,6 +30,29 @@ def test_what_is_not_signed_is_refused_where_that_is_asked_for(repo, call, monke
     assert call("ckpt", "verify", repo).status == 3
 
 
+@pytest.mark.parametrize("word", ["true", "yes", "ON", " 1"])
+@pytest.mark.parametrize("command", [("ckpt", "verify"), ("audit",)])
+def test_requirement_any_true_word_refuses_unsigned(repo, call, monkeypatch, word, command):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    plain = call(*command, repo)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
+    outcome = call(*command, repo)
+    assert "is not signed" in outcome.stdout + outcome.stderr
+    assert "is not signed" not in plain.stdout + plain.stderr
+
+
+@pytest.mark.parametrize("command", [("ckpt", "verify"), ("audit",), ("train",)])
+def test_requirement_unknown_word_is_refused(repo, call, monkeypatch, command):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "2")
+    arguments = ["--repo", repo, __file__] if command == ("train",) else [repo]
+    outcome = call(*command, *arguments)
+    assert outcome.status == 78
+    assert "RESILIENT_REQUIRE_SIGNATURE='2' is not accepted: expected one of 1, true" in (
+        outcome.stderr
+    )
+
+
 def test_a_checkpoint_is_signed_by_hand_and_then_taken(repo, call, monkeypatch):
     monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
     signed = call("ckpt", "sign", "step:25", repo, "--json")

@@ -26,9 +26,8 @@ def audit(
         bool,
         typer.Option(
             "--require-signature",
-            envvar="RESILIENT_REQUIRE_SIGNATURE",
             help="A manifest that the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE "
-            "has not signed proves nothing.",
+            "has not signed proves nothing. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
         ),
     ] = False,
 ) -> int:

@@ -14,9 +14,9 @@ import typer
 
 from resilient.accounting.every import parse_every
 from resilient.errors import Preempted, ScriptNotFound, UsageError
-from resilient.format.signature import Signing
 from resilient.showing import quoted
-from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options, read_signing_key
+from resilient.vault.registry.signing import read_signing
+from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options
 from resilient_cli import early
 from resilient_cli.lengths import number_of
 from resilient_cli.render import Answer, Facts, Table, show
@@ -62,9 +62,8 @@ RequireSignature = Annotated[
     bool,
     _option(
         "Resume only from what was signed with the key of RESILIENT_SIGNING_KEY or "
-        "RESILIENT_SIGNING_KEY_FILE.",
+        "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
         "--require-signature",
-        envvar="RESILIENT_REQUIRE_SIGNATURE",
     ),
 ]
 HostBytesMax = Annotated[
@@ -243,7 +242,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
 
     _require_target(script, is_module=module, is_program=no_python)
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
-    Signing.of_secret(read_signing_key(os.environ), is_required=require_signature)
+    signing = read_signing(os.environ, require_signature=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
     if every:
         parse_every(every, "--every")
@@ -263,7 +262,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         patience=build.Patience(monitor_interval, grace, hang=hang, limits=limits),
         wishes=replace(
             wishes,
-            require_signature=require_signature,
+            require_signature=signing.is_required,
             is_warm=warm,
             every=every,
             until_step=until_step or 0,

@@ -64,9 +64,8 @@ def verify(  # noqa: PLR0913 - the options of a command
         bool,
         typer.Option(
             "--require-signature",
-            envvar="RESILIENT_REQUIRE_SIGNATURE",
             help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
-            "signed counts as damaged.",
+            "signed counts as damaged. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
         ),
     ] = False,
     sample: Annotated[
@@ -95,7 +94,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
     signing = signing_of(is_required=require_signature)
     wish = Wish.of(sample, max_duration, level)
-    alone = ref is None and not every and not require_signature and not wish.is_some
+    alone = ref is None and not every and not signing.is_required and not wish.is_some
     if alone and (looked := look_if_known(place or repo, is_read=level is not Level.QUICK)):
         show(proved(looked), output_of(ctx))
         return DAMAGE_FOUND if looked.verdict.answer == "no" else 0
@@ -111,7 +110,7 @@ def verify(  # noqa: PLR0913 - the options of a command
             None,
             path,
             level=level,
-            require_signature=require_signature,
+            require_signature=signing.is_required,
             sample=sample,
             max_duration=max_duration,
         )

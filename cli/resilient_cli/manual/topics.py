@@ -17,7 +17,8 @@ _ENVIRONMENT = (
     "Options of a command go before environment variables, and those before defaults. Arguments "
     "of training come from Python, from a file (TOML, YAML, JSON) or from the script's own "
     "command line; what was used is in every checkpoint, and a resume with others prints the "
-    "difference first."
+    "difference first. A yes or no is 1, true, yes, on, 0, false, no or off, in any case; an empty "
+    "variable counts as unset, and another value is refused."
 )
 
 REFS = (

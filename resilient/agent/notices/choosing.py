@@ -18,6 +18,7 @@ from resilient.agent.notices.hook import HookSource
 from resilient.agent.notices.polled import PolledSource
 from resilient.agent.notices.slurm import SlurmSource
 from resilient.clock import SystemClock
+from resilient.environment import read_flag
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:
     """Return the sources that this machine has, from what it says of itself; asks nobody."""
     vendor, name = _read(dmi / "sys_vendor"), _read(dmi / "product_name")
     tag = _read(dmi / "chassis_asset_tag")
-    is_off = environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    is_off = read_flag(environ, "AWS_EC2_METADATA_DISABLED")
     found = []
     if (vendor.startswith("Amazon EC2") or tag.startswith("Amazon EC2")) and not is_off:
         found.append("aws")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resilient.environment import read_flag
 from resilient.errors import ConfigError
 from resilient.strategies.compression import Compression, check_compression
 from resilient.strategies.fsdp_options import FsdpOptions, read_fsdp
@@ -89,7 +90,7 @@ def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
         environ: the environment.
 
     Raises:
-        ConfigError: both of these are set.
+        ConfigError: both of these are true, or one has a value that is not accepted.
     """
     if args.parallelism != "ddp":
         return args.parallelism
@@ -97,7 +98,7 @@ def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
         return "deepspeed"
     if args.fsdp:
         return "fsdp"
-    asked = [name for name in _SWITCHES if environ.get(name, "").lower() in ("1", "true", "yes")]
+    asked = [name for name in _SWITCHES if read_flag(environ, name)]
     if len(asked) > 1:
         raise ConfigError(f"{' and '.join(asked)} are both set: use one of them")
     return _SWITCHES[asked[0]] if asked else "ddp"

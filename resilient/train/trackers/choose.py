@@ -6,6 +6,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from resilient.environment import read_flag
 from resilient.errors import ConfigError
 from resilient.train.trackers.report import Reporting
 from resilient.train.trackers.tracker import load
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.train.trackers.tracker import Tracker
-
-_YES = {"1", "ON", "TRUE", "YES"}
 
 
 class Choice(NamedTuple):
@@ -69,8 +68,8 @@ def _is_there(name: str) -> bool:
 
 
 def _is_disabled(name: str) -> bool:
-    """The field's word for a tracker that the script names and its environment does not want."""
-    return os.environ.get(f"DISABLE_{name.upper()}_INTEGRATION", "").upper() in _YES
+    """Say if the environment disables a tracker that the script names."""
+    return read_flag(os.environ, f"DISABLE_{name.upper()}_INTEGRATION")
 
 
 def _made(name: str) -> Tracker:

@@ -8,6 +8,8 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from resilient.environment import read_flag, read_integer
+from resilient.errors import ConfigError
 from resilient.train.trackers.tracker import Held, Tracker, load
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from resilient.train.trackers.tracker import Opening
 
 _BATCH = 100
-_YES = {"1", "ON", "TRUE", "YES"}
 
 
 class MLflow(Tracker):
@@ -27,6 +28,9 @@ class MLflow(Tracker):
     ``MLFLOW_MAX_LOG_PARAMS`` hold, and with ``HF_MLFLOW_LOG_ARTIFACTS`` the model of each
     committed checkpoint becomes the artifact ``checkpoint-<step>``. The run is open in our thread
     only: log beside us with ``MlflowClient`` and the run's id.
+
+    Raises:
+        ConfigError: one of these variables has a value that is not accepted.
     """
 
     name = "mlflow"
@@ -34,6 +38,11 @@ class MLflow(Tracker):
     def __init__(self) -> None:
         self._client: Any = None
         self._kept: set[str] = set()
+        # Read here and not in the tracker's thread: an error there would not end the training.
+        self._tags = _read_tags()
+        self._is_flat = read_flag(os.environ, "MLFLOW_FLATTEN_PARAMS")
+        self._params_max = read_integer(os.environ, "MLFLOW_MAX_LOG_PARAMS", -1, least=-1)
+        self._logs_models = read_flag(os.environ, "HF_MLFLOW_LOG_ARTIFACTS")
 
     def start(self, opening: Opening) -> Held | None:
         """Create the run or reopen it, and say what its store has."""
@@ -64,9 +73,8 @@ class MLflow(Tracker):
         self._client.set_terminated(self.run_id, "FINISHED" if completed else "KILLED")
 
     def wants_models(self) -> Literal["never", "end", "checkpoint"]:
-        """Say what ``HF_MLFLOW_LOG_ARTIFACTS`` says."""
-        said = os.environ.get("HF_MLFLOW_LOG_ARTIFACTS", "").upper()
-        return "checkpoint" if said in _YES else "never"
+        """Return ``checkpoint`` if ``HF_MLFLOW_LOG_ARTIFACTS`` is true, else ``never``."""
+        return "checkpoint" if self._logs_models else "never"
 
     def log_model(self, model: SavedModel) -> None:
         """Log a model's files, and which of them is the one that training ended with."""
@@ -92,9 +100,8 @@ class MLflow(Tracker):
         return None
 
     def _create(self, opening: Opening) -> Any:
-        tags = json.loads(os.environ.get("MLFLOW_TAGS") or "{}")
         name = opening.trial_name or opening.args.run_name
-        return self._client.create_run(self._experiment(), run_name=name, tags=tags)
+        return self._client.create_run(self._experiment(), run_name=name, tags=self._tags)
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
@@ -106,7 +113,7 @@ class MLflow(Tracker):
     def _log_params(self, opening: Opening, there: Mapping[str, str]) -> None:
         """Log what is not there: parameters of a run never change in MLflow."""
         entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
-        params = _params(opening.config())
+        params = self._params(opening.config())
         new = [
             entities.Param(name, text)
             for name, text in params.items()
@@ -118,14 +125,30 @@ class MLflow(Tracker):
     def _last_step(self, name: str) -> int:
         return max(int(one.step) for one in self._client.get_metric_history(self.run_id, name))
 
+    def _params(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return the parameters as texts, at most ``MLFLOW_MAX_LOG_PARAMS``."""
+        if self._is_flat:
+            config = dict(_flat(config))
+        kept = list(config.items())
+        if self._params_max >= 0:
+            kept = kept[: self._params_max]
+        return {name: str(value) for name, value in kept}
 
-def _params(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters as texts, as many as the environment allows."""
-    if os.environ.get("MLFLOW_FLATTEN_PARAMS", "").upper() in _YES:
-        config = dict(_flat(config))
-    most = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
-    kept = list(config.items())[: int(most)] if most.isdigit() else config.items()
-    return {name: str(value) for name, value in kept}
+
+def _read_tags() -> dict[str, Any]:
+    """Return the tags of ``MLFLOW_TAGS``, a JSON object.
+
+    Raises:
+        ConfigError: the variable holds something else.
+    """
+    hint = """export MLFLOW_TAGS='{"team": "speech"}'"""
+    try:
+        tags = json.loads(os.environ.get("MLFLOW_TAGS", "").strip() or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("environment variable MLFLOW_TAGS is no JSON", hint=hint) from error
+    if not isinstance(tags, dict):
+        raise ConfigError("environment variable MLFLOW_TAGS is no JSON object", hint=hint)
+    return tags
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from resilient.environment import FALSE, read_choice
 from resilient.train.trackers.points import SINGLE_VALUES
 from resilient.train.trackers.tracker import Held, Tracker, load
 from resilient.train.trackers.wandb_file import has_ended, last_steps
@@ -33,6 +34,9 @@ class WeightsAndBiases(Tracker):
 
     ``WANDB_LOG_MODEL`` uploads the model as the artifact ``model-<run name or id>``: ``checkpoint``
     that of each committed checkpoint and the last as ``final_model``, ``end`` only this.
+
+    Raises:
+        ConfigError: ``WANDB_LOG_MODEL`` or ``WANDB_WATCH`` has a value that is not accepted.
     """
 
     name = "wandb"
@@ -41,6 +45,13 @@ class WeightsAndBiases(Tracker):
         self._run: Any = None
         self._is_ours = True
         self._model_name = ""
+        # Read here and not in the tracker's thread: an error there would not end the training.
+        self._logs_models = read_choice(
+            os.environ, "WANDB_LOG_MODEL", ("checkpoint", "end", *FALSE), "false"
+        )
+        self._watches = read_choice(
+            os.environ, "WANDB_WATCH", ("all", "parameters", "gradients", *FALSE), "false"
+        )
 
     def start(self, opening: Opening) -> Held | None:
         """Open the run or go on with it; W&B refuses steps that it has."""
@@ -77,9 +88,10 @@ class WeightsAndBiases(Tracker):
             self._run.log({**row, _AXIS: step}, step=step)
 
     def wants_models(self) -> Literal["never", "end", "checkpoint"]:
-        """Say what ``WANDB_LOG_MODEL`` says; what it does not mean uploads nothing."""
-        said = os.environ.get("WANDB_LOG_MODEL", "false").lower()
-        return "end" if said == "end" else "checkpoint" if said == "checkpoint" else "never"
+        """Return what ``WANDB_LOG_MODEL`` asks for."""
+        if self._logs_models == "checkpoint":
+            return "checkpoint"
+        return "end" if self._logs_models == "end" else "never"
 
     def log_model(self, model: SavedModel) -> None:
         """Log an artifact, a version of the run's; W&B keeps files that are equal once."""
@@ -109,10 +121,9 @@ class WeightsAndBiases(Tracker):
             _await_end(Path(self._run.settings.sync_file))
 
     def _watch(self, opening: Opening) -> None:
-        wanted = os.environ.get("WANDB_WATCH", "false")
-        if wanted in ("all", "parameters", "gradients") and opening.model is not None:
+        if self._watches not in FALSE and opening.model is not None:
             often = max(100, int(opening.args.logging_steps))
-            self._run.watch(opening.model, log=wanted, log_freq=often)
+            self._run.watch(opening.model, log=self._watches, log_freq=often)
 
 
 def _named(opening: Opening) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sign a checkpoint as it is committed, and refuse what is not signed where that is asked for.
+"""Signatures of checkpoints.
 
 The signature is put before the manifest: a committed checkpoint of a run with a key is a signed
 one, whenever the writer dies. Its name holds the beginning of the manifest's root, so a second
@@ -11,13 +11,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilient.environment import read_flag
 from resilient.errors import IntegrityError, KeyNotFound, SignatureRefused
 from resilient.format.digest import digest_file
 from resilient.format.document import DOCUMENT_BYTES_MAX
 from resilient.format.extents import Extents
 from resilient.format.names import signature_name
-from resilient.format.signature import check_mac, decode_signature, encode_signature
+from resilient.format.signature import Signing, check_mac, decode_signature, encode_signature
 from resilient.vault.access.fetch import fetch
+from resilient.world.launch import REQUIRE_SIGNATURE, read_signing_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.format.manifest import FileEntry, Manifest
     from resilient.format.names import CheckpointId
     from resilient.format.shard import Lending
-    from resilient.format.signature import Signing, SigningKey
+    from resilient.format.signature import SigningKey
     from resilient.storage.store import Store
 
 
@@ -41,6 +43,20 @@ class Signature:
 
     key: SigningKey
     files: Mapping[str, str]
+
+
+def read_signing(environ: Mapping[str, str], *, require_signature: bool = False) -> Signing:
+    """Return the key of the environment, and whether a signature is required.
+
+    Args:
+        environ: the environment.
+        require_signature: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
+
+    Raises:
+        ConfigError: a variable has a value that is not accepted, or the key is missing.
+    """
+    is_required = read_flag(environ, REQUIRE_SIGNATURE) or require_signature
+    return Signing.of_secret(read_signing_key(environ), is_required=is_required)
 
 
 def digests_of(files: Iterable[Lending]) -> dict[str, str]:

@@ -309,6 +309,27 @@ def test_a_loop_of_ones_own_asks_for_it_with_one_argument(tmp_path, monkeypatch)
         open_checkpointer(str(tmp_path), require_signature=True)
 
 
+@pytest.mark.parametrize("word", ["1", "true", " YES"])
+def test_open_checkpointer_environment_requires_signature(tmp_path, monkeypatch, word):
+    from resilient import open_checkpointer
+
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", "another key of enough bytes")
+    parts = {"model": Part(Values(word="x"))}
+    first = open_checkpointer(str(tmp_path))
+    first.resume(parts)
+    first.save(1, parts, About())
+    first.close()
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
+    second = open_checkpointer(str(tmp_path))
+    with pytest.raises(NoIntactCheckpoint, match="another key"):
+        second.resume(parts)
+    second.close()
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "2")
+    with pytest.raises(ConfigError, match="RESILIENT_REQUIRE_SIGNATURE"):
+        open_checkpointer(str(tmp_path))
+
+
 def test_what_every_rank_wrote_is_signed_and_every_rank_holds_it_against_that():
     from resilient.testing.gang import run_gang
 

@@ -11,6 +11,8 @@ pytest.importorskip("sqlalchemy")
 from models import make_trainer
 from safetensors.torch import load_file
 
+from resilient.errors import ConfigError
+
 DEATHS = [6, 14, 22]
 
 
@@ -121,3 +123,20 @@ def test_a_store_that_takes_no_artifact_ends_nothing(tmp_path, store, monkeypatc
     (run,) = runs_of(store, "refused")
     assert run.info.status == "FINISHED"
     assert "final_model" not in run.data.tags
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_MLFLOW_LOG_ARTIFACTS", "all"),
+        ("MLFLOW_FLATTEN_PARAMS", "2"),
+        ("MLFLOW_MAX_LOG_PARAMS", "ten"),
+        ("MLFLOW_TAGS", "team=speech"),
+        ("MLFLOW_TAGS", "[1]"),
+        ("DISABLE_MLFLOW_INTEGRATION", "please"),
+    ],
+)
+def test_mlflow_malformed_variable_is_refused_at_the_start(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=name):
+        make_trainer(tmp_path / "run", report_to="mlflow", max_steps=4)

@@ -13,6 +13,7 @@ import wandb
 from models import Net, Noisy, make_trainer
 
 from resilient import Trainer, TrainingArguments
+from resilient.errors import ConfigError
 from resilient.train.trackers.wandb_file import _parsed, history_rows
 
 DEATHS = [6, 14, 22]
@@ -137,11 +138,18 @@ def test_models_of_committed_checkpoints_become_versions_of_one_artifact(
     assert all(torch.equal(one, weights[name]) for name, one in trainer.model.state_dict().items())
 
 
-@pytest.mark.parametrize("said", ["false", "always", ""])
+@pytest.mark.parametrize("said", ["false", " No", ""])
 def test_no_model_is_uploaded_unless_it_was_asked_for(tmp_path, written, monkeypatch, said):
     monkeypatch.setenv("WANDB_LOG_MODEL", said)
     make_trainer(tmp_path / "run", report_to="wandb", max_steps=4).train()
     assert artifacts_in(written().files) == []
+
+
+@pytest.mark.parametrize("name", ["WANDB_LOG_MODEL", "WANDB_WATCH"])
+def test_wandb_unknown_word_is_refused_at_the_start(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "always")
+    with pytest.raises(ConfigError, match=f"{name}='always' is not accepted"):
+        make_trainer(tmp_path / "run", report_to="wandb", max_steps=4)
 
 
 def test_the_values_of_a_trial_are_in_the_config(tmp_path, written):
