@@ -276,8 +276,8 @@ MUTANTS = [
     Mutant(
         "ranks of several hosts add up through one's memory",
         "resilient/holding.py",
-        ' or os.environ.get("LOCAL_WORLD_SIZE") != str(desk.world.size):\n',
-        ":\n",
+        ', "LOCAL_WORLD_SIZE", 0, least=0) != desk.world.size\n',
+        ', "LOCAL_WORLD_SIZE", 0, least=0) < 0\n',
         SUMMED,
     ),
     Mutant(
