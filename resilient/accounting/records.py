@@ -7,12 +7,14 @@ Times are whole milliseconds since 1970 from here on, so that sums are exact.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from resilient.accounting.steadying import steady
 from resilient.errors import RepositoryNotFound
+from resilient.storage.folder import open_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +35,10 @@ WANTED = frozenset(
 """Events that say something of time; the others are passed over."""
 
 AGENT_FILE = "agent.jsonl"
+FILE_BYTES_MAX = 4 << 30
+"""Largest event file; 4 GiB are about 20 million events."""
+LINE_BYTES_MAX = 1 << 20
+"""Longest line of an event file; a longer one is no event."""
 _NUMBER_MAX = 1 << 53  # beyond, floats skip integers
 _DAY_MS = 86_400_000
 _YEARS_MS = 36525 * _DAY_MS  # a century: what is later than 2070 was not written by a clock
@@ -95,19 +101,20 @@ def read_records(folders: Sequence[Path]) -> list[Record]:
     Raises:
         RepositoryNotFound: a folder holds no event file.
         OSError: a file cannot be read.
+        StoreDenied: a file leads out of its folder, or is no plain file.
     """
-    found = [record for folder in folders for path in _files(folder) for record in _read(path)]
+    found = [
+        record
+        for folder in folders
+        for path in event_files(folder)
+        for record in _read(folder, path)
+    ]
     return steady(found)
 
 
 def parse_line(line: str, source: str = "") -> Record | None:
     """Return the record that a line holds, None if it is none that is wanted."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
+    fields = parse_fields(line)
     event, at = fields.get("event"), fields.get("at")
     if not isinstance(at, str) or not isinstance(event, str) or event not in WANTED:
         return None
@@ -115,7 +122,21 @@ def parse_line(line: str, source: str = "") -> Record | None:
     return None if at_ms is None else Record(at_ms, event, source, fields)
 
 
-def _files(folder: Path) -> list[Path]:
+def parse_fields(line: str) -> dict[str, Any]:
+    """Return the JSON object that a line holds; empty if the line is none."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the event files of a folder, or of the folder ``events`` in it.
+
+    Raises:
+        RepositoryNotFound: there are none.
+    """
     for place in (folder, folder / "events"):
         files = sorted(place.glob("*.jsonl")) if place.is_dir() else []
         files = [one for one in files if one.name == AGENT_FILE or one.name.startswith("rank-")]
@@ -127,12 +148,33 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
-def _read(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            record = parse_line(line, path.name)
-            if record is not None:
-                yield record
+def _read(folder: Path, path: Path) -> Iterator[Record]:
+    for line in event_lines(folder, path):
+        record = parse_line(line, path.name)
+        if record is not None:
+            yield record
+
+
+def event_lines(folder: Path, path: Path) -> Iterator[str]:
+    """Yield the lines that an event file holds now, without those that are too long for an event.
+
+    Args:
+        folder: the run's folder, as the user named it.
+        path: the file; it lies in the folder or below.
+
+    Raises:
+        OSError: the file cannot be read.
+        StoreDenied: the path leads out of the folder, or is no plain file.
+    """
+    with open_inside(folder, path, FILE_BYTES_MAX) as file:
+        # A file that grows as fast as it is read would have no end.
+        left = os.fstat(file.fileno()).st_size
+        is_cut = False
+        while left > 0 and (raw := file.readline(min(left, LINE_BYTES_MAX))):
+            left -= len(raw)
+            is_rest, is_cut = is_cut, len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n")
+            if not is_rest and not is_cut:
+                yield raw.decode("utf-8", errors="replace")
 
 
 def _parse_time(text: str) -> int | None:

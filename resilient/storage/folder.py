@@ -12,9 +12,10 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from resilient.errors import ConfigError, KeyNotFound, StoreError
+from resilient.errors import ConfigError, KeyNotFound, StoreDenied, StoreError
+from resilient.showing import quoted
 from resilient.storage.errnos import kind_of
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of, require_plain_host
@@ -116,6 +117,53 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
     from resilient.storage.fs_folder import FsspecFolder
 
     return FsspecFolder(url, storage_options or {})
+
+
+def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryIO:
+    """Open a plain file of a folder that the user named, to read its bytes.
+
+    Links inside the folder are followed. A link that leads out, a pipe, a socket and a device are
+    refused and never read: a reader of ``/dev/zero`` or of a pipe without a writer never ends.
+
+    Args:
+        root: the folder.
+        path: the file, below ``root``.
+        bytes_max: Largest size that is accepted; None accepts any.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: the file cannot be opened.
+        StoreDenied: the path is no plain file inside the folder, or the file is too large.
+    """
+    real = os.path.realpath(path)
+    why = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
+    why = why or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
+    if why:
+        raise _refused(root, path, why, real)
+    # O_NONBLOCK: opening a pipe that took the file's place waits for a writer.
+    handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    why = _why_unread(os.fstat(handle), bytes_max)
+    if why:
+        os.close(handle)
+        raise _refused(root, path, why, real)
+    return os.fdopen(handle, "rb")
+
+
+def _why_unread(found: os.stat_result, bytes_max: int | None) -> str:
+    """Return why a file is not read; empty for a plain file of an accepted size."""
+    if not stat.S_ISREG(found.st_mode):
+        return next((what for is_it, what in _KINDS if is_it(found.st_mode)), "no plain file")
+    if bytes_max is not None and found.st_size > bytes_max:
+        return f"larger than {bytes_max >> 30} GiB"
+    return ""
+
+
+def _refused(root: Path, path: Path, why: str, real: str) -> StoreDenied:
+    name = os.path.relpath(path, root)
+    hint = f"ls -lL {quoted(path)}"
+    if why == LINK:
+        hint = f"if you trust it, name the folder itself: {quoted(os.path.dirname(real))}"  # noqa: PTH120
+    return StoreDenied(f"`{name[:200]}` in {root} is {why}, and was not read", key=name, hint=hint)
 
 
 class LocalFolder:

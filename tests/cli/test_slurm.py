@@ -134,7 +134,7 @@ def test_grace_and_lead_come_from_what_saves_took(tmp_path, call):
         for one in (*([20.0] * 19), 61.5)
     ]
     lines.append(json.dumps({"event": "CheckpointPromoted", "took_seconds": 30.2}))
-    (tmp_path / "rank.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "rank-0.jsonl").write_text("\n".join(lines), encoding="utf-8")
     by_events = ("slurm", "render", "--events", tmp_path, "--json")
     document = json.loads(call(*by_events, *TRAIN).stdout)
     # 95 of 100 saves take 20 s or less.

@@ -26,8 +26,8 @@ MUTANTS = [
     Mutant(
         "the last lines are one too many",
         "resilient/agent/outputs/reading.py",
-        "        left = lines + 1  #",
-        "        left = lines + 2  #",
+        "    left = lines + 1  #",
+        "    left = lines + 2  #",
         RULES,
     ),
     Mutant(

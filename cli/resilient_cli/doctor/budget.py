@@ -8,16 +8,15 @@ before its container or job is killed, and that happens before the machine is go
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from resilient.accounting.records import event_files, event_lines, parse_fields
 from resilient.errors import ConfigError
 from resilient_cli.doctor.check import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 MARGIN_SECONDS = 5.0
@@ -152,29 +151,28 @@ def _judge_save(budget: Budget) -> Check:
 
 
 def read_events(folder: Path) -> Took:
-    """Return what a run's saves took, from its event files; lines that are none are passed over."""
+    """Return the durations of a run's saves, read from its event files.
+
+    Raises:
+        RepositoryNotFound: the folder holds no event file.
+        OSError: a file cannot be read.
+        StoreDenied: a file leads out of the folder, or is no plain file.
+    """
     took = Took()
-    for path in sorted(folder.glob("*.jsonl")):
-        for record in _records(path):
-            name = record.get("event")
-            if name == "CheckpointCommitted":
-                took.saves.append(float(record.get("commit_seconds", 0.0)))
-            elif name == "CheckpointPromoted":
-                took.promotions.append(float(record.get("took_seconds", 0.0)))
+    for path in event_files(folder):
+        for line in event_lines(folder, path):
+            record = parse_fields(line)
+            if record.get("event") == "CheckpointCommitted":
+                took.saves.append(_seconds(record.get("commit_seconds")))
+            elif record.get("event") == "CheckpointPromoted":
+                took.promotions.append(_seconds(record.get("took_seconds")))
     return took
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def p95(values: list[float]) -> float | None:
     """Return the least of ``values`` that 95 of 100 do not exceed; None of none."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record

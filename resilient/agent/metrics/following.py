@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.accounting.records import AGENT_FILE, parse_line
+from resilient.storage.folder import open_inside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,7 @@ class Following:
 
         Raises:
             OSError: a file that is there cannot be read.
+            StoreDenied: a file leads out of the folder, or is no plain file.
         """
         return [record for path in self._files() for record in self._read(path)]
 
@@ -48,7 +50,7 @@ class Following:
 
     def _read(self, path: Path) -> list[Record]:
         offset = self._offsets.get(path, 0)
-        with path.open("rb") as file:
+        with open_inside(self._folder, path) as file:
             if file.seek(0, 2) < offset:
                 offset = 0  # another file by that name
             file.seek(offset)

@@ -11,9 +11,10 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from resilient.agent.outputs.line import LINE_BYTES_MAX, Line, parse_line
+from resilient.storage.folder import open_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,12 +34,14 @@ class Source:
         attempt: the life's folder.
         rank: among all ranks.
         path: of the file.
+        root: the folder that the user named; the file is read only if it lies in it.
     """
 
     life: int
     attempt: str
     rank: int
     path: Path
+    root: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Reader:
     def read(self, sources: Sequence[Source]) -> Iterator[Printed]:
         """Yield what is there, life after life, the lines of its ranks by time."""
         for one in sources:
-            self._offsets[one.path] = self._begin(one.path)
+            self._offsets[one.path] = self._begin(one)
         lives = groupby(sources, key=lambda one: one.life)
         lines = chain.from_iterable(self._merged(list(ranks)) for _, ranks in lives)
         return iter(deque(lines, self.tail)) if self.tail is not None else lines
@@ -78,15 +81,19 @@ class Reader:
     def _merged(self, ranks: Sequence[Source]) -> Iterator[Printed]:
         return heapq.merge(*map(self._lines, ranks), key=lambda one: one.line.at)
 
-    def _begin(self, path: Path) -> int:
-        offset = 0 if self.tail is None else offset_of_last(path, self.tail)
-        return max(offset, offset_since(path, self.since)) if self.since else offset
+    def _begin(self, source: Source) -> int:
+        with _opened(source) as file:
+            offset = 0 if self.tail is None else offset_of_last(file, self.tail)
+            return max(offset, offset_since(file, self.since)) if self.since else offset
 
     def _lines(self, source: Source, bytes_max: int | None = None) -> Iterator[Printed]:
         start = offset = self._offsets.get(source.path, 0)
-        with source.path.open("rb") as file:
+        with _opened(source) as file:
+            # A file that grows as fast as it is read would have no end.
+            size_bytes = file.seek(0, 2)
+            end = size_bytes if bytes_max is None else start + bytes_max
             file.seek(offset)
-            while bytes_max is None or offset - start < bytes_max:
+            while offset < end:
                 raw = file.readline(LINE_BYTES_MAX)
                 if not raw.endswith(b"\n") and len(raw) < LINE_BYTES_MAX:
                     return  # it is being written
@@ -96,53 +103,59 @@ class Reader:
 
 
 def find_sources(folder: Path) -> list[Source]:
-    """Return what ranks printed, by life and rank; nothing if none of it was kept here.
+    """Return the logs of ranks, by life and rank; nothing if the folder holds none.
 
     Args:
-        folder: that they were kept in, or the output folder of the run, which has it in ``logs``.
+        folder: the folder of the logs, or the output folder of the run, which has them in
+            ``logs``.
+
+    Raises:
+        StoreDenied: a log leads out of the folder, or is no plain file.
     """
     for place in (folder, folder / "logs"):
         files = [one for one in place.glob("*/rank-*.log") if _NAME.fullmatch(one.name)]
         if files:
-            return _numbered(files)
+            return _numbered(folder, files)
     return []
 
 
-def offset_of_last(path: Path, lines: int) -> int:
-    """Return where the last so many lines of a file begin."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        left = lines + 1  # the last line's own end is one
-        while end > 0:
-            start = max(0, end - _BLOCK_BYTES)
-            file.seek(start)
-            block = file.read(end - start)
-            found = block.count(b"\n")
-            if found >= left:
-                for _ in range(left):
-                    block = block[: block.rindex(b"\n")]
-                return start + len(block) + 1
-            left, end = left - found, start
+def _opened(source: Source) -> BinaryIO:
+    return open_inside(source.root, source.path)
+
+
+def offset_of_last(file: BinaryIO, lines: int) -> int:
+    """Return the offset at which the last lines of a file begin."""
+    end = file.seek(0, 2)
+    left = lines + 1  # the last line's own end is one
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        block = file.read(end - start)
+        found = block.count(b"\n")
+        if found >= left:
+            for _ in range(left):
+                block = block[: block.rindex(b"\n")]
+            return start + len(block) + 1
+        left, end = left - found, start
     return 0
 
 
-def offset_since(path: Path, since: str) -> int:
-    """Return where the first line begins that is not from before ``since``."""
-    with path.open("rb") as file:
-        low, high = 0, file.seek(0, 2)
-        while high - low > _BLOCK_BYTES:
-            middle = (low + high) // 2
-            file.seek(middle)
-            file.readline(_BLOCK_BYTES)
-            if _at(file.readline(LINE_BYTES_MAX)) < since:
-                low = middle
-            else:
-                high = middle
-        file.seek(low)
-        if low:
-            low += len(file.readline(_BLOCK_BYTES))
-        while (raw := file.readline(LINE_BYTES_MAX)) and _at(raw) < since:
-            low += len(raw)
+def offset_since(file: BinaryIO, since: str) -> int:
+    """Return the offset of the first line that is not older than ``since``."""
+    low, high = 0, file.seek(0, 2)
+    while high - low > _BLOCK_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline(_BLOCK_BYTES)
+        if _at(file.readline(LINE_BYTES_MAX)) < since:
+            low = middle
+        else:
+            high = middle
+    file.seek(low)
+    if low:
+        low += len(file.readline(_BLOCK_BYTES))
+    while (raw := file.readline(LINE_BYTES_MAX)) and _at(raw) < since:
+        low += len(raw)
     return low
 
 
@@ -150,15 +163,16 @@ def _at(raw: bytes) -> str:
     return parse_line(raw).at
 
 
-def _numbered(files: Sequence[Path]) -> list[Source]:
+def _numbered(root: Path, files: Sequence[Path]) -> list[Source]:
     begun: dict[str, str] = {}
     for one in files:
-        with one.open("rb") as file:
+        with open_inside(root, one) as file:
             at = _at(file.readline(LINE_BYTES_MAX))
         name = one.parent.name
         begun[name] = min(at, begun.get(name, at))
     lives = {name: nth for nth, name in enumerate(sorted(begun, key=lambda one: (begun[one], one)))}
     found = [
-        Source(lives[one.parent.name] + 1, one.parent.name, int(one.stem[5:]), one) for one in files
+        Source(lives[one.parent.name] + 1, one.parent.name, int(one.stem[5:]), one, root)
+        for one in files
     ]
     return sorted(found, key=lambda one: (one.life, one.rank))

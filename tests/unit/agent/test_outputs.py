@@ -155,12 +155,13 @@ def test_the_place_to_begin_at_is_found_in_a_file_of_any_length(lines, tmp_path)
     ends = [0]
     for one in path.read_bytes().splitlines(keepends=True):
         ends.append(ends[-1] + len(one))
-    for last in {0, 1, 2, lines // 2, lines, lines + 5}:
-        assert offset_of_last(path, last) == ends[max(0, lines - last)]
-    for second in {0, 1, lines // 3, lines - 1, lines, lines + 9}:
-        # Before the hundredth minute times are in order as texts.
-        if 0 <= second < 6000 and lines < 6000:
-            assert offset_since(path, at(second)) == ends[min(second, lines)]
+    with path.open("rb") as file:
+        for last in {0, 1, 2, lines // 2, lines, lines + 5}:
+            assert offset_of_last(file, last) == ends[max(0, lines - last)]
+        for second in {0, 1, lines // 3, lines - 1, lines, lines + 9}:
+            # Before the hundredth minute times are in order as texts.
+            if 0 <= second < 6000 and lines < 6000:
+                assert offset_since(file, at(second)) == ends[min(second, lines)]
 
 
 def test_the_end_of_a_long_file_costs_no_memory_of_its_length(tmp_path):
