@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
+from resilient.layouts.incomplete import saved_name
 from resilient.layouts.judging import Alternatives, Outcome, judge
 from resilient.layouts.recognizing import checkpoints_in, read_layout
+from resilient.layouts.remedies import is_costly
 from resilient.layouts.values import Cure
 from resilient.layouts.weights import SAFE, TORCH
 from resilient.showing import quoted
@@ -50,6 +52,11 @@ class Looked:
     listing: Listing
     sibling: str = ""
     read_bytes: int | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a resume stops or loses a state that its tool had saved."""
+        return self.verdict.answer == "no" or is_costly(self.contents.problems)
 
 
 def is_foreign(url: str) -> bool:
@@ -185,18 +192,18 @@ def _sibling(url: str, *, is_read: bool) -> str:
         is_read: Whether every byte of the other one is read, and not its headers alone.
     """
     parent, _, own = url.rstrip("/").rpartition("/")
-    if protocol_of(url) != "file" or not parent or not any(one.isdigit() for one in own):
+    if protocol_of(url) != "file" or not any(one.isdigit() for one in own):
         return ""
-    stem = own.rstrip("0123456789")
+    stem = (saved_name(own) or own).rstrip("0123456789")
     numbers = {
         int(name[len(stem) :]): name
-        for name in os.listdir(parent)  # noqa: PTH208 - a URL is no Path
+        for name in os.listdir(parent or ".")  # noqa: PTH208 - a URL is no Path
         if name != own and name.startswith(stem) and name[len(stem) :].isascii()
         if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
     }
     lossy = ""
     for _, name in sorted(numbers.items(), reverse=True)[:_SIBLINGS_MAX]:
-        path = f"{parent}/{name}"
+        path = f"{parent}/{name}" if parent else name
         answer = _answer(path, is_read=is_read)
         if answer == "yes":
             return path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, NothingToResume, RepositoryNotFound, UsageError
 from resilient.layouts.recognizing import LAYOUTS
-from resilient.layouts.runs import checkpoints_of, pointed_at, referred
+from resilient.layouts.runs import checkpoints_of, pointed_at, referred, with_last
 from resilient.showing import quoted
 from resilient.storage.folder import open_folder
 from resilient.world.launch import read_storage_options
@@ -113,4 +113,6 @@ def _found_at(url: str) -> tuple[Folder, Listing, list[Kept]] | None:
         listing = folder.list()
     except KeyNotFound:
         return None  # whoever looks for a repository there says so
-    return folder, listing, [] if listing.is_file else checkpoints_of(listing)
+    if listing.is_file:
+        return folder, listing, []
+    return folder, listing, with_last(folder, listing, checkpoints_of(listing))

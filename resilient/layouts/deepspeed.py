@@ -42,6 +42,7 @@ MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,7})_)?mp_rank_(\d{1,7})_model_
 OPTIMIZER_STATES = re.compile(
     r"(?:bf16_)?zero_pp_rank_(\d{1,7})_mp_rank_(\d{1,7})_optim_states\.pt"
 )
+SKIPPED = "fp16 steps that were skipped"
 _TITLE = "an engine of DeepSpeed"
 _RESUME = "engine.load_checkpoint('{path}')"
 _MOMENTS = "the optimizer's state"
@@ -131,7 +132,7 @@ def model_of(archive: Archive) -> Contents:
         )
     version = fields.get("ds_version")
     skipped = whole(fields.get("skipped_steps"))
-    facts = {"fp16 steps that were skipped": skipped} if skipped else {}
+    facts = {SKIPPED: skipped} if skipped else {}
     return Contents(
         "deepspeed",
         _TITLE,

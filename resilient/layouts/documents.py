@@ -21,6 +21,10 @@ HEADER_BYTES_MAX = 32 << 20
 _META = "__metadata__"
 _POINTER = b"version https://git-lfs"
 """How it begins: docs/spec.md of Git LFS."""
+POINTER = "it is a pointer of Git LFS, not the file: `git lfs pull` there gets it"
+_POINTER_BYTES_MAX = 1024
+_SAFE_DTYPES = frozenset(ITEM_BITS) - {"C32", "C128"}
+"""The dtypes of safetensors 0.8; the library refuses a file with any other name."""
 _NUMBER_MAX = 1 << 62
 _DECIMAL_MAX = 1e300  # operations of a large run are beyond what counts steps
 
@@ -36,6 +40,7 @@ def read_json(folder: Folder, listing: Listing, name: str) -> dict[str, Any]:
         raise Unreadable(listing.why_unread(name))
     if listing.sizes[name] > JSON_BYTES_MAX:
         raise Unreadable(f"a document of {listing.sizes[name]} bytes")
+    require_no_pointer(folder, name)
     return _parsed(folder.read(name, 0, JSON_BYTES_MAX), "it")
 
 
@@ -47,14 +52,31 @@ def require_no_pointer(folder: Folder, name: str) -> None:
         StoreError: it could not be read.
     """
     if folder.read(name, 0, len(_POINTER)) == _POINTER:
-        raise Unreadable("it is a pointer of Git LFS, not the file: `git lfs pull` there gets it")
+        raise Unreadable(POINTER)
+
+
+def pointers_in(folder: Folder, listing: Listing) -> list[str]:
+    """Return the files that Git LFS has not fetched; only files of a pointer's size are read.
+
+    Raises:
+        StoreError: The folder could not be read.
+    """
+    return [
+        name
+        for name, size_bytes in sorted(listing.sizes.items())
+        if len(_POINTER) <= size_bytes <= _POINTER_BYTES_MAX
+        and folder.read(name, 0, len(_POINTER)) == _POINTER
+    ]
 
 
 def read_text(folder: Folder, listing: Listing, name: str) -> str:
-    """Return the first line of a small text file; empty when it is not there."""
+    """Return the first line of a small text file; empty when it is missing or a Git LFS pointer."""
     if name not in listing.sizes:
         return ""
-    return folder.read(name, 0, 256).decode("utf-8", "replace").partition("\n")[0].strip()
+    data = folder.read(name, 0, 256)
+    if data.startswith(_POINTER):
+        return ""
+    return data.decode("utf-8", "replace").partition("\n")[0].strip()
 
 
 def whole(value: Any) -> int | None:
@@ -78,6 +100,8 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
         # Bytes would be taken in any encoding; those who wrote it read UTF-8, and no mark before.
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
         check_depth(found)
+        if b"\\ud" in data.lower():
+            json.dumps(found, ensure_ascii=False).encode()  # half of a pair is no text
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{what} is not whole JSON ({str(error)[:120]})") from error
     if not isinstance(found, dict):
@@ -112,7 +136,7 @@ def read_header(
     if length > min(HEADER_BYTES_MAX, size_bytes - 8):
         raise Unreadable(f"its header claims {length} bytes, and the file has {size_bytes}")
     entries = _parsed(folder.read(name, 8, length), "its header")
-    meta = entries.pop(_META, {})
+    meta = _metadata(entries.pop(_META, None))
     tensors, ends = [], []
     for key, entry in entries.items():
         tensor, begin, end = _entry(key, entry, part, name)
@@ -120,7 +144,20 @@ def read_header(
         tensors.append(replace(tensor, pieces=(piece,)))
         ends.append((begin, end))
     _check_tiling(ends, size_bytes - 8 - length)
-    return tuple(tensors), meta if isinstance(meta, dict) else {}
+    return tuple(tensors), meta
+
+
+def _metadata(found: Any) -> dict[str, Any]:
+    """Return the metadata of a header.
+
+    Raises:
+        Unreadable: safetensors refuses the metadata, which must map texts to texts.
+    """
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise Unreadable(f"its `{_META}` does not map texts to texts, and safetensors refuses that")
+    return found
 
 
 def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int]:
@@ -129,9 +166,14 @@ def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int
     dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
     if not isinstance(dtype, str) or not isinstance(offsets, list) or len(offsets) != 2:  # noqa: PLR2004
         raise Unreadable(f"its header has no tensor at `{key[:80]}`")
+    if dtype not in _SAFE_DTYPES:
+        raise Unreadable(
+            f"its header gives `{key[:80]}` the dtype `{dtype[:20]}`, which safetensors refuses"
+        )
     tensor = Tensor(key, part, dtype, shape_of(entry.get("shape")), (file,))
-    begin, end = whole(offsets[0]), whole(offsets[1])
-    if begin is None or end is None or (dtype in ITEM_BITS and end - begin != tensor.size_bytes):
+    begin, end = (whole(one) if type(one) is int else None for one in offsets)
+    is_cut = tensor.elements * ITEM_BITS[dtype] % 8 != 0
+    if begin is None or end is None or is_cut or end - begin != tensor.size_bytes:
         raise Unreadable(f"its header gives `{key[:80]}` bytes that do not fit its shape")
     return tensor, begin, end
 

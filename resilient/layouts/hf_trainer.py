@@ -19,7 +19,7 @@ from resilient.layouts.agreeing import (
     wrapped,
 )
 from resilient.layouts.archives import open_archive
-from resilient.layouts.deepspeed import tag_of
+from resilient.layouts.deepspeed import SKIPPED, tag_of
 from resilient.layouts.documents import decimal, read_json, whole
 from resilient.layouts.halves import OPTIMIZERS, model_half, optimizer_half
 from resilient.layouts.pickled import Made
@@ -53,9 +53,10 @@ KEYS = {
     "trial_params",
 }
 """What its loader takes; at any other key it raises."""
+CONTROL = "TrainerControl"
+"""The callback whose state each save of Transformers looks up."""
 NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
 """With these it counts, and raises at what is no number; what it takes where nothing is said."""
-_UNFINISHED = "checkpoint-is-incomplete.txt"
 # Transformers loads the schedule and the optimizer together or not at all.
 _BOTH = "the optimizer's state and the schedule"
 
@@ -84,7 +85,9 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     step = whole(state.get("global_step"))
     world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
     versions = _versions(folder, listing, model)
-    numbers = (step, schedule.step if schedule else None, optimizer.optimizer)
+    named = _named_step(folder)
+    skipped = _skipped(listing, model, optimizer, named if step is None else step, schedule)
+    numbers = (step, schedule.step + skipped if schedule and schedule.step is not None else None)
     problems += [
         *model.problems,
         *optimizer.problems,
@@ -94,11 +97,9 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *_config(folder, listing, model),
         *odd_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
-        *_disagreements(folder, *numbers),
+        *_disagreements(folder, *numbers, optimizer.optimizer),
         *_unplaced(folder, listing, state),
     ]
-    if _UNFINISHED in listing.sizes:
-        problems.insert(0, Problem(_UNFINISHED, "its save never ended", is_fatal=True))
     return Contents(
         "hf-trainer",
         f"Trainer of Transformers{model.kind}",
@@ -122,18 +123,32 @@ def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Probl
         state = read_json(folder, listing, STATE)
     except Unreadable as error:
         return {}, [Problem(STATE, str(error), is_fatal=True, help=_REBUILD)]
+    if why := _refusal(state):
+        return state, [Problem(STATE, why, is_fatal=True, help=_REBUILD)]
+    return state, [*_best_moved(folder, state), *_batch_size(state), *odd_state(STATE, state)]
+
+
+def _refusal(state: dict[str, Any]) -> str:
+    """Return why Transformers raises at a state; empty if it takes the state."""
     if whole(state.get("global_step")) is None:
-        what = "it has no `global_step`"
-        return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
+        return "it has no `global_step`"
     for name, unsaid in NUMBERS.items():
         if decimal(state.get(name, unsaid)) is None:
-            what = f"its `{name}` is no number, and Transformers counts with it"
-            return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    unknown = sorted(set(state) - KEYS)
-    if unknown:
-        what = f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
-        return state, [Problem(STATE, what, is_fatal=True, help=_REBUILD)]
-    return state, [*_best_moved(folder, state), *_batch_size(state), *odd_state(STATE, state)]
+            return f"its `{name}` is no number, and Transformers counts with it"
+    if unknown := sorted(set(state) - KEYS):
+        return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
+    return _without_control(state)
+
+
+def _without_control(state: dict[str, Any]) -> str:
+    """Return why Transformers raises at its next save; empty if it does not.
+
+    Its save looks the control up by name: ``self.state.stateful_callbacks["TrainerControl"]``.
+    """
+    held = state.get("stateful_callbacks")
+    if isinstance(held, dict) and CONTROL in held:
+        return ""
+    return f"its `stateful_callbacks` has no `{CONTROL}`, and the next save of Transformers raises"
 
 
 def _batch_size(state: dict[str, Any]) -> list[Problem]:
@@ -147,9 +162,15 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
 def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
     """Return whether what it calls the best is not the checkpoint of its best step, or is gone."""
     best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
-    if not isinstance(best, str) or step is None:
+    if not isinstance(best, str):
         return []
-    if best.replace("\\", "/").rstrip("/").rpartition("/")[2] != f"checkpoint-{step}":
+    base = best.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    if step is None:
+        # Versions before 4.51 name the folder alone.
+        if is_beside(folder.url, best, base):
+            return []
+        what = f"its best checkpoint `{best[:80]}` is neither there nor beside this one"
+    elif base != f"checkpoint-{step}":
         what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
     elif step != whole(state.get("global_step")) and not is_beside(
         folder.url, best, f"checkpoint-{step}"
@@ -173,7 +194,15 @@ def is_beside(url: str, named: str, name: str) -> bool:
     if protocol_of(url) != "file":
         return True
     own = Path(url).absolute()
-    return name == own.name or (own.parent / name).is_dir() or Path(named).is_dir()
+    return name == own.name or any(map(_is_full, (own.parent / name, Path(named))))
+
+
+def _is_full(path: Path) -> bool:
+    """Return True for a folder with anything in it."""
+    try:
+        return path.is_dir() and any(path.iterdir())
+    except OSError:
+        return False
 
 
 def _schedule(
@@ -202,13 +231,36 @@ def _behind(
     return behind(optimizer.optimizer, step, may_skip=may_skip)
 
 
+def _skipped(
+    listing: Listing, model: Half, optimizer: Half, step: int | None, schedule: Schedule | None
+) -> int:
+    """Return the updates that a scaler of fp16 skipped: schedule and optimizer are behind by them.
+
+    An update that overflows changes neither the optimizer nor the schedule.
+    """
+    if schedule is None or schedule.step is None or step is None:
+        return 0
+    behind_by = step - schedule.step
+    if model.engine is not None:
+        told = whole(model.engine.facts.get(SKIPPED))
+        return behind_by if told and behind_by == told else 0
+    updates = optimizer.optimizer.step if optimizer.optimizer else None
+    is_alike = updates in (schedule.step, None)
+    return behind_by if _SCALER in listing.sizes and behind_by > 0 and is_alike else 0
+
+
+def _named_step(folder: Folder) -> int | None:
+    """Return the step in the folder's name."""
+    named = re.search(r"checkpoint-(\d{1,12})/?$", folder.url)
+    return int(named[1]) if named else None
+
+
 def _disagreements(
     folder: Folder, step: int | None, schedule: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
-    """Return which files speak of different steps; those of a skipped update may be one behind."""
-    named = re.search(r"checkpoint-(\d{1,12})/?$", folder.url)
+    """Return which files speak of different steps; skipped updates are counted in already."""
     found = {
-        "the folder's name": int(named[1]) if named else None,
+        "the folder's name": _named_step(folder),
         STATE: step,
         "the schedule": schedule,
     }

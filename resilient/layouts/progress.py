@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resilient.layouts.archives import Archive, open_archive
 from resilient.layouts.documents import decimal, whole
 from resilient.layouts.pickled import TensorRef
-from resilient.layouts.randoms import OF_DEVICES, WANTED, has_devices, misfit, odd_devices, unset
+from resilient.layouts.randoms import (
+    OF_DEVICES,
+    OLDER,
+    OLDER_HELP,
+    WANTED,
+    has_devices,
+    has_older_devices,
+    misfit,
+    odd_devices,
+    unset,
+)
 from resilient.layouts.values import Cure, Optimizer, Problem, RandomStates, Schedule, Unreadable
 
 if TYPE_CHECKING:
@@ -26,6 +36,8 @@ _GAPS_MAX = 8
 _NUMBERED_LEAST = 2
 """Ranks of a Trainer that numbers their files: one rank alone does not."""
 _REPAIR = "resilient ckpt repair {path}"
+_BY_METRIC = {"best", "num_bad_epochs", "patience"}
+"""Kept by the schedules that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -97,7 +109,10 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
     name = next((one for one in names if isinstance(value, dict) and one in value), None)
     if name is None:
         return None
-    return Schedule(whole(value[name]), _rates(_list(value.get("_last_lr")), archive))
+    rates = _rates(_list(value.get("_last_lr")), archive)
+    if value.keys() >= _BY_METRIC:
+        return Schedule(None, rates, whole(value[name]))
+    return Schedule(whole(value[name]), rates)
 
 
 def read_random(
@@ -152,8 +167,11 @@ def _of_devices(values: dict[str, Any], device: str, *, is_alone: bool) -> list[
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         what = f"no random states of CUDA are saved, and the optimizer was on {device}"
         return [Problem(".", what, OF_DEVICES, cure=Cure.COPY)] if whole_ones else []
+    old = [name for name, one in whole_ones.items() if has_older_devices(one)]
+    found = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
     odd = odd_devices(whole_ones, is_alone=is_alone)
-    return [Problem(name, why, OF_DEVICES, cure=Cure.COPY) for name, why in odd]
+    rest = (Problem(name, why, OF_DEVICES, cure=Cure.COPY) for name, why in odd if name not in old)
+    return [*found, *rest]
 
 
 def _is_numbered(pattern: str, names: Iterable[str]) -> bool:

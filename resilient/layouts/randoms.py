@@ -30,6 +30,10 @@ OF_DEVICES = "the random state of CUDA"
 _DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
 _DEVICE_BYTES = ((16,), (8,))
 """A seed and how far it was drawn, or the seed alone."""
+_OLDER_BYTES = 816
+"""The state of a GPU before torch 2.1: 800 bytes of no use, the seed, and how far it was drawn."""
+OLDER = "its state of CUDA has 816 bytes, as torch before 2.1 writes it: torch from 2.1 refuses it"
+OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 takes it"
 
 
 def misfit(value: dict[Any, Any], kinds: dict[str, str]) -> str:
@@ -95,6 +99,13 @@ def odd_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[
 def has_devices(state: Any) -> bool:
     """Say whether a file has states of CUDA."""
     return bool(_of_devices(state)[0])
+
+
+def has_older_devices(state: Any) -> bool:
+    """Return True for a file whose states of CUDA torch before 2.1 wrote."""
+    found = _of_devices(state)[1]
+    devices = found if isinstance(found, list | tuple) else [found]
+    return any(isinstance(one, TensorRef) and one.shape == (_OLDER_BYTES,) for one in devices)
 
 
 def _of_devices(state: Any) -> tuple[str, Any]:

@@ -20,8 +20,9 @@ from resilient.layouts import (
     universal,
 )
 from resilient.layouts.archives import open_archive
-from resilient.layouts.documents import read_text
+from resilient.layouts.documents import POINTER, pointers_in, read_text
 from resilient.layouts.fitting import unfitting
+from resilient.layouts.incomplete import is_cut_short, pointers, saved_name, unfinished
 from resilient.layouts.layers import odd_layers
 from resilient.layouts.shards import STEMS
 from resilient.layouts.values import OPTIMIZER, Contents, Cure, Problem, Unreadable
@@ -177,13 +178,26 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
     Raises:
         StoreError: it could not be read.
     """
+    contents = _read(folder, listing)
+    if contents is None:
+        return None
+    problems = unfinished(folder.url, listing, _fitted(contents).problems)
+    found = pointers_in(folder, listing)
+    told = pointers(folder.url, listing, problems, found, POINTER)
+    return replace(contents, problems=tuple(told))
+
+
+def _read(folder: Folder, listing: Listing) -> Contents | None:
     if not listing.is_file:
         found = next((one for one in LAYOUTS if one.is_it(listing)), None)
-        return _fitted(found.read(folder, listing)) if found else None
+        is_model = found is None or found.name == "hf-model"
+        if is_model and is_cut_short(folder.url, listing):
+            return hf_trainer.read_trainer(folder, listing)
+        return found.read(folder, listing) if found else None
     name = next(iter(listing.sizes), "")
     if name.endswith(SAFE):
-        return _fitted(plain.read_safetensors(folder, listing, name))
-    return _fitted(_read_torch(folder, listing, name)) if name.endswith(TORCH) else None
+        return plain.read_safetensors(folder, listing, name)
+    return _read_torch(folder, listing, name) if name.endswith(TORCH) else None
 
 
 def _fitted(contents: Contents) -> Contents:
@@ -214,5 +228,9 @@ def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:
 
 def checkpoints_in(listing: Listing) -> list[str]:
     """Return the folders in a folder that look like checkpoints by their names, newest first."""
-    found = {match[1]: int(match[2]) for one in listing.sizes if (match := _STEP_FOLDER.match(one))}
+    found = {
+        match[1]: int(match[2])
+        for one in listing.sizes
+        if (match := _STEP_FOLDER.match(one)) and not saved_name(match[1])
+    }
     return sorted(found, key=lambda one: (-found[one], one))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.layouts.judging import filled
+from resilient.layouts.plain import ALONE
 from resilient.layouts.values import Cure
 from resilient.showing import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilient.layouts.values import Problem
 
 _FIXES = {
@@ -18,6 +21,18 @@ _FIXES = {
     Cure.UNKEPT: "none: what saved it keeps none, so each resume goes on without",
     Cure.NEEDLESS: "none is needed: no resume goes by it",
 }
+
+
+def is_costly(problems: Iterable[Problem]) -> bool:
+    """Return True if a resume stops, or loses a state that the tool saves.
+
+    A state that the tool never saves is no damage of the checkpoint.
+    """
+    return any(
+        one.is_fatal or (one.loses and one.cure is not Cure.UNKEPT)
+        for one in problems
+        if one.what != ALONE
+    )
 
 
 def remedy(problem: Problem, path: str, sibling: str = "") -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.layouts import deepspeed, hf_trainer, megatron
-from resilient.layouts.documents import read_json, read_text
+from resilient.layouts.archives import open_archive
+from resilient.layouts.documents import read_json, read_text, whole
+from resilient.layouts.incomplete import SENTINEL, saved_name
 from resilient.layouts.recognizing import LAYOUTS
 from resilient.layouts.values import Unreadable
 from resilient.storage.folder import Listing
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "hf-model"
 FILE = "file"
+_REPAIRED = "repaired"
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
 _RUNS_MAX = 16
@@ -32,6 +35,12 @@ _PARTS = re.compile(r"args|loader|optim|random|rng|scaler|sched")
 _STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d|[_-]\d)")
 _NUMBER = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
 _METRIC = re.compile(r"\d+\.\d+")
+_LAST = re.compile(r"last(?:-v(\d{1,6}))?\.ckpt")
+"""The name of the newest checkpoint of Lightning: ``ckpt_path="last"`` resumes from it."""
+_LAST_READ_MAX = 16
+_REST = "meta.pt"
+REPORTS = ("repaired.json", "rebuilt.json")
+"""Reports of our repairs; a folder with one is a copy of the checkpoint that was repaired."""
 _REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
 
 
@@ -47,6 +56,8 @@ class Kept:
         size_bytes: of its files.
         files: how many.
         changed: when the last of them was written, seconds since 1970; None where nobody tells.
+        is_unfinished: Whether its save never ended, by its name or the mark in it.
+        is_repaired: Whether our repair wrote it beside the damaged one.
     """
 
     name: str
@@ -56,6 +67,8 @@ class Kept:
     size_bytes: int
     files: int
     changed: float | None = None
+    is_unfinished: bool = False
+    is_repaired: bool = False
 
     @property
     def folder(self) -> str:
@@ -112,7 +125,71 @@ def checkpoints_of(listing: Listing) -> list[Kept]:
         if _is_state(name) and not _is_below(name, taken):
             found.append(_kept(name, FILE, {name: size_bytes}, _last(listing, [name])))
     by_name = sorted(found, key=lambda one: one.name)
-    return sorted(by_name, key=lambda one: one.order, reverse=True)
+    return sorted(_with_repaired(by_name), key=lambda one: one.order, reverse=True)
+
+
+def _with_repaired(found: list[Kept]) -> list[Kept]:
+    """Note which checkpoints a repair wrote into a folder below those of the run."""
+    own = {one.folder for one in found if not one.is_repaired}
+    below = [
+        replace(one, is_repaired=one.is_repaired and bool(own.intersection(_above(one.folder))))
+        for one in found
+    ]
+    names = {one.name for one in found}
+    return [
+        replace(one, is_repaired=True) if one.layout == FILE and _repaired_file(one, names) else one
+        for one in below
+    ]
+
+
+def _repaired_file(one: Kept, names: set[str]) -> bool:
+    """Return True for a file in ``repaired/`` beside the damaged file of the same name."""
+    above, _, last = one.folder.rpartition("/")
+    return last == _REPAIRED and f"{above}/{one.base}".removeprefix("/") in names
+
+
+def _above(folder: str) -> list[str]:
+    """Return the folders that a folder is in; the run's own is the empty name."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:depth]) for depth in range(len(parts))]
+
+
+def with_last(folder: Folder, listing: Listing, found: Sequence[Kept]) -> list[Kept]:
+    """Return the checkpoints of a run with the steps of Lightning's ``last.ckpt``, newest first.
+
+    The name of ``last.ckpt`` says no step, so its own state is read.
+
+    Args:
+        folder: The folder of the runs.
+        listing: The files in the folder.
+        found: The checkpoints.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    lasts = [one for one in found if _LAST.fullmatch(one.base) and one.step is None]
+    steps = {one.name: _step_inside(folder, listing, one) for one in lasts[:_LAST_READ_MAX]}
+    read = [
+        replace(one, step=step, order=(step,)) if (step := steps.get(one.name)) is not None else one
+        for one in found
+    ]
+    return sorted(read, key=lambda one: (one.order, one.name in steps), reverse=True)
+
+
+def _step_inside(folder: Folder, listing: Listing, kept: Kept) -> int | None:
+    name = kept.name if kept.layout == FILE else f"{kept.name}/{_REST}"
+    try:
+        value = open_archive(folder, listing, name).value
+    except Unreadable:
+        return None
+    return whole(value.get("global_step")) if isinstance(value, dict) else None
+
+
+def _last_of(run: Iterable[Kept]) -> Kept | None:
+    """Return the ``last.ckpt`` that Lightning resumes from: the one that was written last."""
+    numbered = [(match, one) for one in run if (match := _LAST.fullmatch(one.base))]
+    newest = sorted(numbered, key=lambda one: (one[1].changed or 0.0, int(one[0][1] or 0)))
+    return newest[-1][1] if newest else None
 
 
 def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Pointers:
@@ -139,6 +216,9 @@ def pointed_at(folder: Folder, listing: Listing, found: Sequence[Kept]) -> Point
                 latest.add(one.name)
             elif tag and not _is_any_there(listing, head, names):
                 stale[f"{head}{pointer}"] = tag[:80]
+        last = _last_of(run)
+        if last is not None:
+            latest.add(last.name)
         named = beside.get(_best(folder, listing, beside.values()))
         if named is not None:
             best.add(named.name)
@@ -159,7 +239,12 @@ def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()
         return named
     if match[2] is not None:
         return [one for one in found if one.step == int(match[2])]
-    states = [one for one in found if one.order and one.layout != WEIGHTS]
+    states = [
+        one
+        for one in found
+        if one.layout != WEIGHTS and not one.is_unfinished and not one.is_repaired
+        if one.order or one.name in latest
+    ]
     runs = _by_folder(states).values()
     back = int(match[1] or 0)
     return [one for run in runs for one in _from_latest(run, latest)[back : back + 1]]
@@ -167,7 +252,11 @@ def referred(reference: str, found: Sequence[Kept], latest: Collection[str] = ()
 
 def _from_latest(run: list[Kept], latest: Collection[str]) -> list[Kept]:
     at = next((nth for nth, one in enumerate(run) if one.name in latest), 0)
-    return run[at:]
+    if not run or not _LAST.fullmatch(run[at].base):
+        return run[at:]
+    # Lightning writes the newest checkpoint twice: as last.ckpt and under its own name.
+    step = run[at].step
+    return [run[at], *(one for one in run[at + 1 :] if one.step is None or one.step != step)]
 
 
 def _is_any_there(listing: Listing, head: str, names: Iterable[str]) -> bool:
@@ -205,7 +294,17 @@ def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | Non
     # accelerate counts its saves.
     step = int(said[-1]) if said and layout != "accelerate" else None
     order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
-    return Kept(name, step, order, layout, sum(sizes.values()), len(sizes), changed)
+    return Kept(
+        name,
+        step,
+        order,
+        layout,
+        sum(sizes.values()),
+        len(sizes),
+        changed,
+        is_unfinished=SENTINEL in sizes or bool(saved_name(name)),
+        is_repaired=any(one in sizes for one in REPORTS),
+    )
 
 
 def _is_state(name: str) -> bool:

@@ -164,12 +164,14 @@ class Schedule:
     """Where the learning-rate schedule is.
 
     Attributes:
-        step: its last step.
+        step: its last step; None of a schedule that counts evaluations.
         rates: the rates it set.
+        evaluations: Evaluations that it has seen, of one that goes by a metric.
     """
 
     step: int | None
     rates: tuple[float, ...] = ()
+    evaluations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

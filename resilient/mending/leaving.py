@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from resilient.layouts.randoms import OF_DEVICES
+from resilient.layouts.randoms import OF_DEVICES, OLDER
 
 if TYPE_CHECKING:
     from resilient.mending.case import Case
@@ -50,7 +50,7 @@ def leave_out(case: Case) -> None:
         if one.loses == "random state" and one.place == ".":
             case.refused["."] = _LOST.format(one.what)
         if one.loses == OF_DEVICES:
-            case.refused.setdefault(one.place, _OF_DEVICES)
+            case.refused.setdefault(one.place, one.what if one.what == OLDER else _OF_DEVICES)
     if case.contents.layout == "hf-trainer":
         _leave_unread(case)
         _leave_optimizer(case)

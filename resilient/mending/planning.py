@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound, StoreError, UnknownLayout
+from resilient.layouts.documents import POINTER
+from resilient.layouts.incomplete import is_incomplete
 from resilient.layouts.judging import judge
 from resilient.layouts.layers import LOSES as RENAMED
 from resilient.layouts.plain import ALONE
 from resilient.layouts.recognizing import read_layout
+from resilient.layouts.remedies import is_costly
 from resilient.mending import files, leaving, pointers, schedules, slices, states
 from resilient.mending.case import AGREEMENT, UNKNOWN, Case, Near, looked_through
 from resilient.mending.copies import DIFFERENT, take_from_copies
@@ -48,13 +51,14 @@ _MENDERS = (
     schedules.mend_schedules,
     states.mend_state,
     leaving.leave_out,
-    pointers.end_save,
 )
 """In this order: what is whole elsewhere first, what is lost last."""
 _SAVED_SO = (
     "it was saved like that, so no copy and no checksum knows better: go back to a step before"
 )
 _DISAGREE = "its files are of different steps, and which is right does not show"
+_FETCH = "fetch the file, then repair"
+_OTHER = "no repair knows the missing parts; `--from` a copy of this step has them"
 _LEADS_OUT = "a link that leads out is not followed: `cp -rL` takes what it leads to"
 _NO_BYTES = "{} is no file, and nothing was read from it"
 _NO_WAY = "what was there is nowhere here; `--from` another copy of this step would have it"
@@ -97,6 +101,11 @@ class MendingPlan:
     def is_hopeless(self) -> bool:
         """Whether something stays that its tool stops at, or that must not be used."""
         return any(one.is_fatal and one.what != ALONE for one in self.after)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something costs a resume a state that its tool had saved."""
+        return self.is_hopeless or is_costly(self.after)
 
     @property
     def is_whole(self) -> bool:
@@ -155,8 +164,18 @@ def plan_mending(
 
 def _mend(case: Case) -> None:
     for mend in _MENDERS:
+        if mend is not take_from_copies and _is_elsewhere(case):
+            return
         if case.problems or mend is take_from_copies:
             mend(case)
+
+
+def _is_elsewhere(case: Case) -> bool:
+    """Return True if no repair may be tried: the save never ended, or Git LFS has the files.
+
+    A repair that fills such a folder up would hide that it never was a checkpoint.
+    """
+    return is_incomplete(case.problems) or any(one.what == POINTER for one in case.problems)
 
 
 def _explain(case: Case) -> None:
@@ -168,6 +187,8 @@ def _explain(case: Case) -> None:
     for one in case.problems:
         if one.loses == AGREEMENT:
             case.refused.setdefault(one.place, _DISAGREE)
+        elif one.what == POINTER or is_incomplete((one,)):
+            case.refused[one.place] = f"{one.what}: {_FETCH if one.what == POINTER else _OTHER}"
         elif one.what != ALONE and (one.is_fatal or _is_damage(one)):
             case.refused.setdefault(one.place, _SAVED_SO if is_saved_so(one) else _NO_WAY)
     for name in case.listing.outside:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from resilient.mending.case import Case
     from resilient.mending.drafts import Draft
 
-_SENTINEL = "checkpoint-is-incomplete.txt"
 _RUN_WIDE = ("metadata.json", "config.json")
 """What every step of a run says alike."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -194,14 +193,3 @@ def _why_not_called(case: Case, name: str, counted: Counter[int]) -> str:
 
 def _is_at_odds(case: Case) -> bool:
     return any(one.place == "." and one.loses == AGREEMENT for one in case.problems)
-
-
-def end_save(case: Case) -> None:
-    """Take the mark of a save away that has everything a save writes."""
-    if _SENTINEL not in case.listing.sizes:
-        return
-    if [one for one in case.fatal() if one.place != _SENTINEL]:
-        case.refused[_SENTINEL] = "its save was cut short, and what it lacks is nowhere"
-        return
-    case.draft.drop(_SENTINEL)
-    case.done(_SENTINEL, "left out: all that a save writes is there, and proves whole", "its files")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder, Listing
 
 _OF_TRAINER, _OF_ACCELERATE = "scheduler.pt", re.compile(r"scheduler(_\d{1,4})?\.bin")
-ARGUMENTS = "training_args.bin"
+ARGUMENTS, _SCALER = "training_args.bin", "scaler.pt"
 _STEADY = {
     *(
         "base_lrs",
@@ -92,12 +92,17 @@ def step_of(case: Case, *, without: str = "") -> int | None:
     """
     found = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
+    named = int(name[1]) if name and found.layout == "hf-trainer" else None
     said = {
-        "name": int(name[1]) if name and found.layout == "hf-trainer" else None,
+        "name": named,
         "state": found.step,
         "schedule": found.schedule.step if found.schedule else None,
         "optimizer": found.optimizer.step if found.optimizer else None,
     }
+    updates = said["optimizer"]
+    if _SCALER in case.listing.sizes and named and updates and updates < named:
+        # A scaler of fp16 skipped updates: the optimizer and its schedule count fewer than steps.
+        said = {key: one for key, one in said.items() if one != updates}
     votes = Counter(one for key, one in said.items() if one is not None and key != without)
     ranked = votes.most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
@@ -111,7 +116,7 @@ def _is_odd(case: Case, step: int | None) -> bool:
     if schedule is None or not any(one.place == "." for one in case.problems):
         return False
     if case.contents.layout == "hf-trainer":
-        return step is not None and schedule.step != step
+        return step is not None and schedule.step not in (step, None)
     if not optimizer or not optimizer.rates or optimizer.rates == schedule.rates:
         return False
     # accelerate steps a schedule once for each rank; where it counts right, either may be wrong.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.documents import decimal, read_json, whole
-from resilient.layouts.hf_trainer import KEYS, NUMBERS, STATE, is_beside
+from resilient.layouts.hf_trainer import CONTROL, KEYS, NUMBERS, STATE, is_beside
 from resilient.layouts.values import Unreadable
 from resilient.mending.cut import cut_document
 from resilient.mending.histories import SHARED, logs_beside, read_beside
@@ -41,7 +41,6 @@ _OF_ARGUMENTS = {
     "per_device_train_batch_size": "train_batch_size",
 }  # fmt: skip
 _BEST = ("best_global_step", "best_metric", "best_model_checkpoint")
-_CONTROL = "TrainerControl"
 _FLAGS = dict.fromkeys(
     ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"),
     False,
@@ -87,9 +86,53 @@ def mend_state(case: Case) -> None:
     step = step_of(case, without="state")
     if case.is_broken(STATE) and (not held or whole(held.get("global_step")) is None):
         _rebuild(case, step, {})
-    elif held and step is not None and (odd or whole(held["global_step"]) != step):
+    elif held and step is not None and whole(held["global_step"]) != step:
         _rebuild(case, step, held)
+    elif case.is_broken(STATE) and held:
+        _fill(case, held, odd)
     mend_best(case)
+
+
+def _control() -> dict[str, Any]:
+    """Return the control of a training between two steps, as Transformers saves it."""
+    return {"args": dict(_FLAGS), "attributes": {}}
+
+
+def _fill(case: Case, held: dict[str, Any], odd: list[str]) -> None:
+    """Write the fields that an older version left out, or that are no numbers; the rest stays."""
+    lacking = [key for key in sorted(KEYS) if key not in held]
+    callbacks = held.get("stateful_callbacks")
+    known_callbacks = callbacks if isinstance(callbacks, dict) else {}
+    if not lacking and CONTROL in known_callbacks:
+        return
+    found, sources = _of_run(case, lacking)
+    state = {**_EMPTY, **found, **held}
+    state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
+    if not decimal(state["train_batch_size"]):
+        state["train_batch_size"] = 0
+        case.losses["batch size"] = CONSEQUENCES["batch size"]
+    if _COUNTS[0] in odd:
+        case.losses["counts"] = CONSEQUENCES["counts"]
+    named = ", ".join([*lacking, *([] if lacking else [CONTROL])])
+    _put(case, state, f"filled up: {named}", ", ".join(sources) or "what Transformers begins with")
+
+
+def _of_run(case: Case, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that another step of the run says, or its arguments, and the sources."""
+    found: dict[str, Any] = {}
+    sources = []
+    for state, where in _others(case):
+        new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
+        new = {key: one for key, one in new.items() if key not in found and one is not None}
+        sources += [where] if new else []
+        found |= new
+    arguments = arguments_of(case.draft, case.listing)
+    told = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
+    new = {key: one for key, one in told.items() if key in lacking and key not in found}
+    # The arguments may say a share of all steps, and the state a count.
+    new = {key: int(one) for key, one in new.items() if decimal(one) is not None and one >= 1}
+    sources += [ARGUMENTS] if new else []
+    return {**new, **found}, sources
 
 
 def _known_alone(case: Case, held: dict[str, Any]) -> dict[str, Any]:
@@ -291,10 +334,10 @@ def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) 
     held = next((one.get("stateful_callbacks") for one, _ in others), None)
     if isinstance(held, dict):
         known.state["stateful_callbacks"] = dict(held)
-    if not isinstance(held, dict) or set(held) - {_CONTROL}:
+    if not isinstance(held, dict) or set(held) - {CONTROL}:
         known.lost.append("callbacks")
     # Its Trainer raises at the next save where one has no place, and this one always keeps a state.
-    known.state["stateful_callbacks"].setdefault(_CONTROL, {"args": _FLAGS, "attributes": {}})
+    known.state["stateful_callbacks"].setdefault(CONTROL, _control())
 
 
 def _best_logged(known: _Known) -> dict[str, Any]:

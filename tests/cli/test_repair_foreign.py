@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def test_a_plan_is_shown_and_carried_out_only_when_it_is_asked_for(checkpoint, c
     outcome = call("ckpt", "repair", checkpoint, "--apply", "--json")
     matches("repair-foreign-json", outcome, checkpoint.parent)
     made = checkpoint.parent / "repaired" / "checkpoint-8"
-    assert call("ckpt", "verify", made).status == 0
+    verified = call("ckpt", "verify", made, "--json")
+    assert (verified.status, json.loads(verified.stdout)["resumable"]["answer"]) == (1, "partly")
     assert {
         one: data for one, data in contents(checkpoint.parent).items() if one in before
     } == before
@@ -55,7 +57,7 @@ def test_a_number_that_is_none_is_written_anew(checkpoint, call, name, lost):
     told = call("ckpt", "repair", checkpoint, "--apply", "--json").stdout
     assert lost in json.loads(told)["losses"]
     made = checkpoint.parent / "repaired" / "checkpoint-8"
-    assert call("ckpt", "verify", made).status == 0
+    assert call("ckpt", "verify", made).status == (1 if name == "train_batch_size" else 0)
     found = json.loads((made / "trainer_state.json").read_text())
     assert found == {**held, name: 0}
 
@@ -101,3 +103,60 @@ def test_what_nothing_here_has_is_said_and_not_called_whole(checkpoint, call):
     assert "no random states are saved, and they are lost" in outcome.stdout
     assert "are made anew as the script seeds them" in outcome.stdout
     assert "whole" not in outcome.stdout
+
+
+def test_printed_command_works_when_it_is_copied(checkpoint, call, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "a copy" / checkpoint.name)
+    (checkpoint / "rng_state.pth").unlink()
+    out = tmp_path / "made of two"
+    told = call("ckpt", "repair", checkpoint, "--from", copy, "--out", out)
+    assert told.status == 0
+    line = next(one for one in told.stdout.splitlines() if one.startswith("To write it: "))
+    words = shlex.split(line.removeprefix("To write it: "))
+    assert call(*words[1:]).status == 0
+    assert call("ckpt", "verify", out).status == 0
+
+
+def test_repair_without_effect_on_a_damaged_checkpoint_ends_with_1(checkpoint, call):
+    (checkpoint / "rng_state.pth").unlink()
+    assert call("ckpt", "verify", checkpoint).status == 1
+    assert call("ckpt", "repair", checkpoint).status == 1
+    assert call("ckpt", "inspect", checkpoint).status == 0
+
+
+def test_latest_after_a_repair_is_one_checkpoint(checkpoint, call):
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-6"))
+    (checkpoint / "config.json").write_text("{")
+    assert call("ckpt", "repair", checkpoint, "--apply").status in (0, 1)
+    found = call("ckpt", "inspect", "latest", checkpoint.parent, "--json")
+    assert json.loads(found.stdout)["url"] == str(checkpoint)
+
+
+def test_save_cut_short_points_at_the_newest_complete_step(checkpoint, call):
+    newer = Path(shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-12")))
+    for one in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"):
+        (newer / one).unlink()
+    told = call("ckpt", "verify", newer, "--json")
+    assert told.status == 1
+    said = json.loads(told.stdout)["resumable"]
+    assert "incomplete checkpoint" in said["why"][0]
+    assert said["command"] == f"resilient ckpt inspect {checkpoint}"
+    assert call("ckpt", "repair", newer, "--apply").status == 1
+    assert not newer.with_name("repaired").exists()
+
+
+def test_state_of_an_older_version_is_filled_up(checkpoint, call):
+    held = json.loads((checkpoint / "trainer_state.json").read_text())
+    other = Path(shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-4")))
+    (other / "trainer_state.json").write_text(json.dumps({**held, "global_step": 4}))
+    newer = ("train_batch_size", "stateful_callbacks", "num_input_tokens_seen", "best_global_step")
+    old = {key: one for key, one in held.items() if key not in newer}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(old))
+    assert call("ckpt", "verify", checkpoint).status == 1
+    made = json.loads(call("ckpt", "repair", checkpoint, "--apply", "--json").stdout)
+    assert (made["whole"], made["losses"]) == (True, {})
+    made = checkpoint.parent / "repaired" / "checkpoint-8" / "trainer_state.json"
+    found = json.loads(made.read_text())
+    assert found["train_batch_size"] == held["train_batch_size"]
+    assert {key: found[key] for key in old} == old
+    assert set(found["stateful_callbacks"]) == {"TrainerControl"}

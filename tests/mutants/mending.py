@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(
         "a state that was made anew has no place for the Trainer's control",
         "resilient/mending/states.py",
-        '.setdefault(_CONTROL, {"args": _FLAGS, "attributes": {}})',
+        ".setdefault(CONTROL, _control())",
         "",
         f"{HISTORIES} -k run_of_transformers",
     ),

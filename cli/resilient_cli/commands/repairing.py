@@ -207,8 +207,12 @@ def _mend(
     if is_written:
         with Waiting("writing"):
             write_mended(plan, target)
-    show(mending(plan, target, done=is_written), output_of(ctx))
-    is_fine = not plan.is_hopeless and not plan.losses and not plan.refused
+    words = ["resilient ckpt repair", quoted(plan.url)]
+    words += [f"--from {quoted(one)}" for one in others]
+    words += ["--apply", *([f"--out {quoted(out)}"] if out else [])]
+    command = " ".join(words)
+    show(mending(plan, target, command, done=is_written), output_of(ctx))
+    is_fine = not plan.is_damaged and not plan.losses and not plan.refused
     return 0 if is_fine else DAMAGE_LEFT
 
 

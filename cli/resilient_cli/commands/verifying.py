@@ -85,7 +85,8 @@ def verify(  # noqa: PLR0913 - the options of a command
     of all files are looked at first. 5 % of all each night have seen nearly everything in a year.
 
     Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from, or
-    another tool's cannot be resumed. 3: none remains. 65: not damaged, but of a newer release.
+    a resume of another tool's stops or loses a state that was saved. 3: none remains. 65: not
+    damaged, but of a newer release.
 
     Example: resilient ckpt verify --all runs/gpt2 --level quick
     """
@@ -97,7 +98,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     alone = ref is None and not every and not signing.is_required and not wish.is_some
     if alone and (looked := look_if_known(place or repo, is_read=level is not Level.QUICK)):
         show(proved(looked), output_of(ctx))
-        return DAMAGE_FOUND if looked.verdict.answer == "no" else 0
+        return DAMAGE_FOUND if looked.is_damaged else 0
     store = open_repository(place, repo)
     try:
         found = committed_of(store)

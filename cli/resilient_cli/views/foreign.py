@@ -14,7 +14,7 @@ from resilient_cli.views.words import NONE, count, inline
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resilient.layouts.values import Optimizer, Problem, Tensor
+    from resilient.layouts.values import Optimizer, Problem, Schedule, Tensor
     from resilient_cli.foreign import Looked
 
 _NAMED_MAX = 4
@@ -132,7 +132,7 @@ def _about(looked: Looked) -> Facts:
         ("ranks", _or_none(contents.world)),
         ("size", f"{size} in {count(len(looked.listing.sizes), 'file')}"),
         ("optimizer", NONE if contents.optimizer is None else _said(contents.optimizer)),
-        ("schedule", NONE if schedule is None else _scheduled(schedule.step, schedule.rates)),
+        ("schedule", NONE if schedule is None else _scheduled(schedule)),
         (
             "random",
             NONE if rng is None else f"{', '.join(rng.kinds)} of {count(len(rng.ranks), 'rank')}",
@@ -149,9 +149,12 @@ def _or_none(value: float | None) -> str:
     return NONE if value is None else f"{value:.10g}"
 
 
-def _scheduled(step: int | None, rates: tuple[float, ...]) -> str:
-    said = ", ".join(f"{one:.6g}" for one in dict.fromkeys(rates))
-    return f"step {_or_none(step)}" + (f", rate {said}" if said else "")
+def _scheduled(schedule: Schedule) -> str:
+    said = ", ".join(f"{one:.6g}" for one in dict.fromkeys(schedule.rates))
+    counted = f"step {_or_none(schedule.step)}"
+    if schedule.evaluations is not None:
+        counted = count(schedule.evaluations, "evaluation")
+    return counted + (f", rate {said}" if said else "")
 
 
 def _said(optimizer: Optimizer) -> str:

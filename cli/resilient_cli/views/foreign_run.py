@@ -87,4 +87,8 @@ def _changed(one: Kept) -> str | None:
 def _notes(run: Run, one: Kept) -> list[str]:
     """Return what the run says of a checkpoint."""
     named = (("latest", run.latest), ("best", run.pointers.best))
-    return [word for word, names in named if one.name in names]
+    kinds = (("unfinished", one.is_unfinished), ("repaired", one.is_repaired))
+    return [
+        *(word for word, names in named if one.name in names),
+        *(word for word, is_it in kinds if is_it),
+    ]

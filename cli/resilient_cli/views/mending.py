@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 6
 
 
-def mending(plan: MendingPlan, target: Path, *, done: bool) -> Answer:
+def mending(plan: MendingPlan, target: Path, command: str, *, done: bool) -> Answer:
     """Return the answer of ``ckpt repair`` about a foreign checkpoint.
 
     Args:
         plan: what can be made whole and what cannot.
         target: where it is written, or would be.
+        command: The command that writes it.
         done: whether it was.
     """
     document = {
@@ -44,6 +44,8 @@ def mending(plan: MendingPlan, target: Path, *, done: bool) -> Answer:
     rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
     table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))
     blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, done=done))
+    if not done and (plan.is_mended or plan.salvaged):
+        blocks = (*blocks, f"To write it: {command}")
     return Answer("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
 
@@ -55,7 +57,9 @@ def _salvaged(one: Any) -> dict[str, Any]:
 def _lines(plan: MendingPlan, target: Path, *, done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
         lacks = "; ".join(plan.verdict.why)
-        if lacks:
+        if lacks and plan.is_damaged:
+            yield f"{plan.url} is damaged: a resume loses {lacks}. Nothing here makes it whole."
+        elif lacks:
             yield f"Nothing of {plan.url} is damaged."
             yield f"It is without {lacks}, and nothing here has it."
         else:
@@ -69,8 +73,6 @@ def _lines(plan: MendingPlan, target: Path, *, done: bool) -> Iterator[str]:
         yield from _left(plan, target, done=done)
     else:
         yield "Nothing can be mended, and nothing was changed."
-    if not done and (plan.is_mended or plan.salvaged):
-        yield f"To write it: resilient ckpt repair {shlex.quote(plan.url)} --apply"
 
 
 def _left(plan: MendingPlan, target: Path, *, done: bool) -> Iterator[str]:

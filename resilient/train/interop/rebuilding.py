@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.layouts.incomplete import saved_name
+from resilient.layouts.progress import schedule_of
 from resilient.showing import quoted
 from resilient.train.interop.files import (
     ADAPTER_WEIGHTS,
@@ -29,7 +31,7 @@ from resilient.train.interop.files import (
     TransformersFiles,
     adam_steps,
 )
-from resilient.train.state import TrainerState
+from resilient.train.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -89,6 +91,7 @@ def rebuild_folder(source: str | Path, out: str | Path) -> Rebuilt:
     """
     files, target = TransformersFiles(source), Path(out)
     require_new(target)
+    _require_finished(files.folder)
     _require_lost(files)
     files.weights()
     whole, lost = _readable(files)
@@ -137,6 +140,9 @@ def write_rebuilt(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     fill(draft)
+    # A save of Transformers looks this callback up, and raises where its state is missing.
+    callbacks = {"TrainerControl": TrainerControl().state(), **state.stateful_callbacks}
+    state = replace(state, stateful_callbacks=callbacks)
     state.save_to_json(draft / STATE)
     text = json.dumps(asdict(made), indent=2, sort_keys=True) + "\n"
     (draft / REPORT).write_text(text, encoding="utf-8")
@@ -153,6 +159,26 @@ def _require_lost(files: TransformersFiles) -> None:
         f"the {STATE} of `{files.folder}` is whole: there is nothing to rebuild",
         hint=f"resilient train --resume {quoted(files.folder)} SCRIPT",
     )
+
+
+def _require_finished(folder: Path) -> None:
+    """Refuse a save that never ended: nothing tells if its files are whole.
+
+    Raises:
+        IntegrityError: The folder holds the mark of such a save, or is a staging folder.
+    """
+    if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
+        return
+    sibling = max(_whole(folder.absolute().parent.glob("checkpoint-*")), key=_step, default=None)
+    raise IntegrityError(
+        f"cannot rebuild `{folder}`: its save never ended. Nothing was written",
+        key=str(folder),
+        hint=f"resilient ckpt inspect {quoted(sibling.folder if sibling else folder)}",
+    )
+
+
+def _step(found: TransformersCheckpoint) -> int:
+    return found.step
 
 
 def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -189,7 +215,10 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     if named := LAST.fullmatch(files.folder.name):
         said["the folder's name"] = int(named[1])
     if SCHEDULER in whole:
-        said[SCHEDULER] = int(whole[SCHEDULER].get("last_epoch", 0))
+        counted = schedule_of(whole[SCHEDULER])
+        # A schedule that goes by a metric counts evaluations.
+        if counted is not None and counted.step is not None:
+            said[SCHEDULER] = counted.step
     if made := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
         said[OPTIMIZER] = max(made)
     if not said:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from resilient.layouts.runs import checkpoints_of, pointed_at, referred
+from resilient.layouts.runs import checkpoints_of, pointed_at, referred, with_last
 from resilient.storage.folder import Listing, open_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
@@ -192,3 +194,66 @@ def test_the_best_is_that_of_its_own_run(tmp_path):
     (tmp_path / "b" / "checkpoint-8" / "trainer_state.json").write_text("{}")
     folder, listing = made(tmp_path, [])
     assert pointed_at(folder, listing, checkpoints_of(listing)).best == {"a/checkpoint-8"}
+
+
+@pytest.mark.parametrize("staged", ["tmp-checkpoint-18", "checkpoint-18.tmp", "checkpoint-18"])
+def test_latest_is_no_unfinished_save(staged):
+    files = of_trainer(staged)
+    mark = [] if staged != "checkpoint-18" else ["checkpoint-18/checkpoint-is-incomplete.txt"]
+    kept = run_of(*of_trainer("checkpoint-6"), *of_trainer("checkpoint-12"), *files, *mark)
+    assert names_of("latest", kept) == ["checkpoint-12"]
+    assert names_of(staged, kept) == [staged]
+    assert [one.name for one in kept if one.is_unfinished] == [staged]
+
+
+@pytest.mark.parametrize("out", ["repaired", "elsewhere/fixed"])
+def test_latest_is_one_checkpoint_after_a_repair(out):
+    copy = [*of_trainer(f"{out}/checkpoint-12"), f"{out}/checkpoint-12/repaired.json"]
+    kept = run_of(*of_trainer("checkpoint-6"), *of_trainer("checkpoint-12"), *copy)
+    assert names_of("latest", kept) == ["checkpoint-12"]
+    assert names_of("latest~1", kept) == ["checkpoint-6"]
+    alone = run_of(*of_trainer("checkpoint-12"), "checkpoint-12/repaired.json")
+    assert names_of("latest", alone) == ["checkpoint-12"]
+
+
+def test_latest_is_one_file_after_a_repair():
+    kept = run_of("epoch=1-step=20.ckpt", "repaired/epoch=1-step=20.ckpt")
+    assert names_of("latest", kept) == ["epoch=1-step=20.ckpt"]
+
+
+def lightning_run(folder, steps):
+    for nth, (name, step) in enumerate(steps.items()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            torch.save({"pytorch-lightning_version": "2.6", "global_step": step}, file)
+        os.utime(path, (1_700_000_000 + nth, 1_700_000_000 + nth))
+    place = open_folder(str(folder))
+    listing = place.list()
+    kept = with_last(place, listing, checkpoints_of(listing))
+    return kept, pointed_at(place, listing, kept).latest
+
+
+@pytest.mark.parametrize(
+    ("steps", "order"),
+    [
+        (
+            {"epoch=1-step=8.ckpt": 8, "last.ckpt": 16},
+            [("last.ckpt", 16), ("epoch=1-step=8.ckpt", 8)],
+        ),
+        (
+            {"epoch=1-step=8.ckpt": 8, "epoch=3-step=16.ckpt": 16, "last.ckpt": 16},
+            [("last.ckpt", 16), ("epoch=1-step=8.ckpt", 8)],
+        ),
+        (
+            {"last.ckpt": 8, "last-v1.ckpt": 16, "step=4.ckpt": 4},
+            [("last-v1.ckpt", 16), ("last.ckpt", 8), ("step=4.ckpt", 4)],
+        ),
+        ({"last.ckpt/meta.pt": 16, "last.ckpt/.metadata": 0}, [("last.ckpt", 16)]),
+    ],
+)
+def test_latest_of_lightning_is_last_with_its_step(tmp_path, steps, order):
+    kept, latest = lightning_run(tmp_path, steps)
+    for back, wanted in enumerate(order):
+        (one,) = referred(f"latest~{back}", kept, latest)
+        assert (one.name, one.step) == wanted

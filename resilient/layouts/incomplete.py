@@ -1,0 +1,132 @@
+"""Incomplete checkpoints: staging folders, and saves that a crash or a signal cut short (pure)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from resilient.layouts.values import Cure, Problem
+from resilient.showing import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from resilient.storage.folder import Listing
+
+SENTINEL = "checkpoint-is-incomplete.txt"
+"""Transformers writes this file before a save on SIGTERM, and deletes it afterwards."""
+_STEP = r"(?:checkpoint|ckpt|epoch|global_?step|iter|step)"
+_PREFIXED = re.compile(rf"(?i)(?:tmp|temp|partial|staging)[-_.]+(?P<name>{_STEP}[-_=.]?\d.*)")
+_SUFFIXED = re.compile(
+    rf"(?i)(?P<name>{_STEP}[-_=.]?\d.*?)[-_.]+"
+    r"(?:orbax-checkpoint-tmp|tmp|temp|partial|staging|incomplete|unfinished)(?:[-_.]?\d{1,20})?"
+)
+_OF_TRAINER = re.compile(r"checkpoint-\d{1,12}")
+_STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"
+_RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
+_ENGINE = re.compile(r"global_step\d{1,12}/.*")
+_PARTS = {
+    "weights": re.compile(
+        r"(?:adapter_model|model|pytorch_model)(?:[-.].*|_fsdp.*)|global_step\d{1,12}/.*"
+    ),
+    "optimizer.pt": re.compile(r"optimizer(?:\.(?:pt|bin)|_\d{1,4}/.*)|global_step\d{1,12}/.*"),
+    _SCHEDULE: re.compile(r"scheduler\.pt|global_step\d{1,12}/.*"),
+    "random states": _RANDOM,
+    _STATE: re.compile(re.escape(_STATE)),
+}
+"""The parts of a save of the Trainer of Transformers, in the order in which it writes them."""
+_MISSING = ("it is missing", "no weights are in it", "no random states are saved")
+
+
+def saved_name(url: str) -> str:
+    """Return the name that a staging folder would get at the end of its save; empty for others.
+
+    ``tmp-checkpoint-18`` of Transformers 4.36 to 4.38 would become ``checkpoint-18``.
+
+    Args:
+        url: The folder or its name.
+    """
+    base = url.rstrip("/").rpartition("/")[2]
+    match = _PREFIXED.fullmatch(base) or _SUFFIXED.fullmatch(base)
+    return match["name"] if match else ""
+
+
+def is_cut_short(url: str, listing: Listing) -> bool:
+    """Return True for a folder of the Trainer whose save ended before the state was written."""
+    base = url.rstrip("/").rpartition("/")[2]
+    name = saved_name(url) or base
+    held = listing.sizes
+    is_begun = any(one.endswith((".safetensors", ".bin", ".pt", ".json")) for one in held)
+    lacks = not {_STATE, _SCHEDULE} & set(held) and not any(map(_RANDOM.fullmatch, held))
+    return _OF_TRAINER.fullmatch(name) is not None and is_begun and lacks
+
+
+def unfinished(url: str, listing: Listing, problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return the problems of a checkpoint, led by the unfinished save if it is incomplete.
+
+    No repair knows the missing parts of such a save, so every problem points at another step.
+
+    Args:
+        url: The folder.
+        listing: Its files.
+        problems: Other problems of the checkpoint.
+    """
+    place, why = _reason(url, listing)
+    if not why:
+        return tuple(problems)
+    lacking = [name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))]
+    of_trainer = _OF_TRAINER.fullmatch(saved_name(url) or url.rstrip("/").rpartition("/")[2])
+    named = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
+    first = Problem(place, f"{why}{named}", is_fatal=True, cure=Cure.EARLIER)
+    others = (
+        replace(one, help="", cure=Cure.EARLIER)
+        for one in problems
+        if not any(one.what.startswith(each) for each in _MISSING)
+    )
+    return (first, *others)
+
+
+def is_incomplete(problems: Iterable[Problem]) -> bool:
+    """Return True if :func:`unfinished` found an unfinished save."""
+    return any(one.what.startswith(_INCOMPLETE) for one in problems)
+
+
+_INCOMPLETE = "it is an incomplete checkpoint"
+
+
+def _reason(url: str, listing: Listing) -> tuple[str, str]:
+    """Return the place and the reason of an incomplete checkpoint; empty texts for others."""
+    if SENTINEL in listing.sizes:
+        return SENTINEL, f"{_INCOMPLETE}: its save never ended"
+    if listing.is_file:
+        return "", ""
+    if name := saved_name(url):
+        return ".", f"{_INCOMPLETE}: a staging folder, which the end of its save names `{name}`"
+    if is_cut_short(url, listing):
+        return ".", f"{_INCOMPLETE}: its save ended early"
+    return "", ""
+
+
+def pointers(
+    url: str, listing: Listing, problems: Iterable[Problem], found: Iterable[str], what: str
+) -> Iterator[Problem]:
+    """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
+
+    Args:
+        url: The checkpoint.
+        listing: Its files.
+        problems: Other problems of the checkpoint.
+        found: The names of the pointers.
+        what: The text of the problem.
+    """
+    names = list(found)
+    where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
+    fetch = f"cd {quoted(where or '.')} && git lfs pull" if names else ""
+    told = {one.place for one in problems}
+    for one in problems:
+        text = what if one.place in names else one.what
+        yield replace(one, what=text, help=fetch) if fetch and one.is_fatal else one
+    for name in names:
+        if name not in told:
+            yield Problem(name, what, help=fetch)
