@@ -46,6 +46,7 @@ from resilient.world.agreement import Failure, agree, attempt
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from resilient.start_guard import StartGuard
     from resilient.state.copying import Copies
     from resilient.state.load import Examine
     from resilient.vault.desk import Desk
@@ -123,6 +124,7 @@ class Checkpointer:
         ref: str = "auto",
         cause: str = "start",
         examine: Examine = None,
+        guard: StartGuard | None = None,
     ) -> Resumed | None:
         """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
 
@@ -138,10 +140,13 @@ class Checkpointer:
             ref: ``auto``, ``never``, or a reference to one checkpoint.
             cause: why this life begins, one word.
             examine: hears the saved configuration once all is proved; may refuse what is in place.
+            guard: conditions of a start at step 0 that ``auto`` leads to; None allows any.
 
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
             IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
+            NothingToResume: the guard requires a checkpoint, and there is none.
             NotExclusive: the store cannot fence and the user did not promise to be alone.
             StoreError: the store failed.
         """
@@ -152,6 +157,9 @@ class Checkpointer:
         store = self._persister.open(self._desk)
         wanted = self._desk.wants(names, landing.boxes, landing.places)
         choice = choose(store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds)
+        if guard is not None and ref == "auto" and choice.proved is None:
+            is_mine = self._desk.world.is_coordinator
+            self._agree("resume/start", attempt(lambda: guard.check(store)) if is_mine else None)
         absent = self._load(choice, parts, landing, examine)
         self._life = begin(self._desk, choice, cause)
         self._desk = self._desk.within(self._life)
@@ -359,6 +367,14 @@ class Checkpointer:
         Crash: reads only.
         """
         return catalog.committed(self._desk.store)
+
+    def holds_run(self) -> bool:
+        """Say whether a resume would find a checkpoint, or the loss of every one.
+
+        Crash: reads only.
+        """
+        known = catalog.lineage(self._desk.store)
+        return bool(known.candidates or known.lost)
 
     def close(self) -> None:
         """Wait for the save in flight, and until the last is durable; let go of who persisted.

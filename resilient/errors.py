@@ -14,6 +14,7 @@
     |  `- NotExclusive                  78   RES-STORE-EXCL
     |- RepositoryNotFound               66   RES-REPO-404
     |- NothingToResume                  66   RES-RESUME-NONE
+    |- StartOverRefused                 78   RES-START-OVER
     |- ScriptNotFound                   66   RES-SCRIPT-404
     |- NotRunning                       66   RES-RUN-404
     |- ClusterUnavailable               69   RES-CLUSTER-503
@@ -129,11 +130,18 @@ class RepositoryNotFound(ResilientError):
     code = "RES-REPO-404"
 
 
-class NothingToResume(ResilientError):
+class NothingToResume(ResilientError, ValueError):
     """No checkpoint was ever committed here, or none of that name."""
 
     exit_code = 66
     code = "RES-RESUME-NONE"
+
+
+class StartOverRefused(ResilientError):
+    """A start at step 0 would ignore checkpoints that lie there; nothing was changed."""
+
+    exit_code = 78
+    code = "RES-START-OVER"
 
 
 class ScriptNotFound(ResilientError):

@@ -110,7 +110,8 @@ EXIT_CODES = (
         78,
         "CONFIG",
         "wrong configuration",
-        "A setting is missing, unknown, contradicts another, or asks for what cannot be saved.",
+        "A setting is missing, unknown, contradicts another, or asks for what cannot be saved. "
+        "A start at step 0 would ignore checkpoints that lie there.",
         "fail the job",
     ),
     ExitCode(

@@ -30,6 +30,7 @@ from resilient.opening import (
     open_checkpointer,
     split_options,
 )
+from resilient.start_guard import StartGuard
 from resilient.state.numbers import plain_metrics
 from resilient.state.things import Things, gather_things, thing_in
 from resilient.vault.facts import PartsLeftOut, PartsStartedFresh
@@ -77,6 +78,7 @@ class Checkpointer:
             ``Part(value)`` is saved under any name.
 
     Attributes:
+        guard: conditions of a start at step 0; adapters add folders to look at.
         beat: shows the agent that the loop gets on, by the steps of the first optimizer given;
             None before ``resume`` and without one.
         resumed: the checkpoint that ``resume`` loaded.
@@ -101,6 +103,7 @@ class Checkpointer:
         self._topic = ""
         self._things = Things({})
         self._hooks: list[RemovableHandle] = []
+        self.guard = StartGuard()
         self.beat: LoopBeat | None = None
         self._spine: checkpointer.Checkpointer | None = None
         self._detector: MissedSaveDetector | None = None
@@ -142,7 +145,7 @@ class Checkpointer:
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can prove, and begin this life.
 
-        Starting is resuming: with nothing committed everything stays as it is.
+        Starting is resuming: in a place without checkpoints everything stays as it is.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
@@ -157,6 +160,7 @@ class Checkpointer:
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
             IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            StartOverRefused: the repository holds checkpoints of another tool. ``never`` starts.
             ConfigError: something cannot be saved, there is no place to meet, the ranks train
                 each by itself, or it is the second call.
             NotExclusive: the store cannot fence and the user did not promise to be alone.
@@ -176,7 +180,9 @@ class Checkpointer:
         # A launcher that starts it again wants it to go on, not to fall back to the same place.
         is_mine = ref is not None and launch.cause == "start"
         wanted = ref if is_mine and ref else launch.resume
-        found = self._spine.resume(self._things.parts, ref=wanted, cause=launch.cause)
+        found = self._spine.resume(
+            self._things.parts, ref=wanted, cause=launch.cause, guard=self.guard
+        )
         if self._overlap:
             self._let_optimizers_wait(self._spine)
         self._detect_missed_saves(gang, self._spine)

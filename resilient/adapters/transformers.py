@@ -26,9 +26,11 @@ from resilient.adapters.held import Field, HeldRandomState
 from resilient.errors import ConfigError
 from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.loop import Checkpointer
+from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state.capture import Part
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
+from resilient.world.launch import read_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,6 +76,7 @@ class ResilientCallback(TrainerCallback):
         self._options = options
         self._rng = HeldRandomState()
         self._best: CheckpointId | None = None
+        self._wanted: Any = None
         self._saved_step = 0
         self._prepared: Any = None
         self._gathered: Mapping[str, Any] | None = None
@@ -83,7 +86,13 @@ class ResilientCallback(TrainerCallback):
             setattr(trainer, name, getattr(self, name.removeprefix("_")))
 
     def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
-        """Train; True, as usual scripts say, is what is done anyway: go on from the repository."""
+        """Train from the newest checkpoint of the repository; False starts at step 0.
+
+        Raises:
+            NothingToResume: the argument is True and the repository holds no checkpoint.
+            StartOverRefused: there are only checkpoints of the stock trainer.
+        """
+        self._wanted = resume_from_checkpoint
         wanted = None if resume_from_checkpoint is True else resume_from_checkpoint
         return self._theirs["train"](wanted, *rest, **more)
 
@@ -104,7 +113,10 @@ class ResilientCallback(TrainerCallback):
         self._theirs["_init_training_state"](max_steps, updates, epochs, None, trial)
         self._prepared = self._theirs["_prepare_for_training"](max_steps, None, None)[0]
         self._checkpointer = Checkpointer(self._url, rng=False, **self._things(), **self._kept())
-        step = self._checkpointer.resume()
+        requires = self._wanted is True and read_launch(os.environ).cause == "start"
+        places = (os.fspath(trainer.args.output_dir),)
+        self._checkpointer.guard = StartGuard(STOCK_TRAINER, places, requires_checkpoint=requires)
+        step = self._checkpointer.resume("never" if self._wanted is False else None)
         self._saved_step = step or 0
         if step is None:
             return 0, 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from resilient.errors import ConfigError
 from resilient.showing import quoted
+from resilient.start_guard import TRAINER, StartGuard
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.strategies.compression import PARTS
@@ -264,7 +265,10 @@ def restore(
     more = {name: run.saver.parts[name] for name in registered}
     digest = take_over(hooks, wanted, more, session.next_topic())
     reference = "auto" if digest else _reference(session, wanted=wanted)
-    resumed = run.saver.resume(reference, session.gang.launch.cause)
+    cause = session.gang.launch.cause
+    requires = wanted is True and cause == "start"
+    guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
+    resumed = run.saver.resume(reference, cause, guard)
     run.ledger.begin(resumed, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
     asked = hooks.args.per_device_train_batch_size

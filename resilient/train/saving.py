@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.checkpointer import About, Checkpointer
+    from resilient.start_guard import StartGuard
     from resilient.state.capture import Part
     from resilient.train.arguments import TrainingArguments
     from resilient.train.best import Best
@@ -85,17 +86,21 @@ class Saver(MindingSaver):
         self._saved_step = 0
         self._updates = 0
 
-    def resume(self, ref: str, cause: str) -> Resumed | None:
+    def resume(self, ref: str, cause: str, guard: StartGuard | None = None) -> Resumed | None:
         """Restore everything from where the last life got to, if there was one. Collective.
 
         Raises:
             ConfigError: an argument differs from the checkpoint's that cannot.
+            StartOverRefused: the guard found checkpoints that a start at step 0 would ignore.
+            NothingToResume: the guard requires a checkpoint, and there is none.
         """
 
         def look(config: Mapping[str, Any]) -> None:
             examine(config, self._args, self.emit)
 
-        resumed = self._checkpointer.resume(self.parts, ref=ref, cause=cause, examine=look)
+        resumed = self._checkpointer.resume(
+            self.parts, ref=ref, cause=cause, examine=look, guard=guard
+        )
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resumed is None:
             return None

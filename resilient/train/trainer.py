@@ -75,8 +75,11 @@ class Trainer(TrainerBase):
         """Train to the end, from wherever the last life got to.
 
         Args:
-            resume_from_checkpoint: None or True leaves it to the launcher (the newest checkpoint
-                that all ranks can prove), as does the repository itself; False starts afresh; a
+            resume_from_checkpoint: None or True resumes what the launcher names, by default the
+                newest checkpoint that all ranks can prove. A repository without checkpoints takes
+                over the newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in
+                ``output_dir``; with None and no checkpoint there the run starts at step 0, and
+                True raises. False starts at step 0 in any case. A
                 checkpoint's name, or its path in the repository, picks it, the newest of that
                 step if it says no generation (``checkpoint-120``); a folder that Hugging Face's
                 Trainer saved is taken over and gone on with.
@@ -90,7 +93,9 @@ class Trainer(TrainerBase):
             SaveFailed: a checkpoint could not be made durable.
             ConfigError: the arguments do not fit the model or the data, or name a checkpoint that
                 is not in this repository.
-            NothingToResume: the repository holds no such checkpoint.
+            NothingToResume: the repository holds no such checkpoint; also a ValueError.
+            NoIntactCheckpoint: every checkpoint there is damaged or incomplete.
+            StartOverRefused: a start at step 0 would ignore checkpoints of another tool.
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
         if resume_from_checkpoint is False:

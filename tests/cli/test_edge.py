@@ -35,6 +35,7 @@ EXIT_CODES = {
     "ClusterDenied": (77, "RES-CLUSTER-403"),
     "ClusterConflict": (80, "RES-CLUSTER-409"),
     "NothingToResume": (66, "RES-RESUME-NONE"),
+    "StartOverRefused": (78, "RES-START-OVER"),
     "IntegrityError": (1, "RES-CKPT-DAMAGED"),
     "SignatureRefused": (77, "RES-CKPT-SIGNATURE"),
     "NoIntactCheckpoint": (3, "RES-CKPT-NONE-INTACT"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from resilient.errors import ConfigError
+from resilient.errors import ConfigError, NothingToResume
 
 pytestmark = [
     pytest.mark.slow,
@@ -106,7 +106,9 @@ def trained_by_transformers(folder, steps, **how):
 
 def test_transformers_may_be_told_to_resume_as_usual_scripts_tell_it(tmp_path):
     unbroken = trained_by_transformers(tmp_path / "unbroken", 8)
-    trained_by_transformers(tmp_path / "broken", 4, resume_from_checkpoint=True)
+    with pytest.raises(NothingToResume, match="no checkpoint to resume from"):
+        trained_by_transformers(tmp_path / "broken", 4, resume_from_checkpoint=True)
+    trained_by_transformers(tmp_path / "broken", 4)
     broken = trained_by_transformers(tmp_path / "broken", 8, resume_from_checkpoint=True)
     assert torch.equal(unbroken, broken)
 

@@ -107,6 +107,15 @@ EXPLANATIONS = {
         _NOTHING,
         (_LS, "resilient help refs"),
     ),
+    "RES-START-OVER": Explanation(
+        "The run would begin at step 0, but its repository or output folder holds checkpoints of "
+        "resilient, Hugging Face, accelerate, DeepSpeed, Lightning, DCP or Megatron.",
+        _NOTHING,
+        (
+            "resilient train --resume PATH SCRIPT, to continue from the checkpoint of the message",
+            "resilient train --resume never SCRIPT, to start at step 0; checkpoints stay",
+        ),
+    ),
     "RES-SCRIPT-404": Explanation(
         "The script to train with is not a file, or the module cannot be found.",
         _NOTHING,

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.checkpointer import About
-from resilient.errors import ConfigError
-from resilient.events import Event
+from resilient.errors import ConfigError, IntegrityError, NoIntactCheckpoint
+from resilient.events import CheckpointSkipped, Event
 from resilient.format.names import CheckpointId
+from resilient.showing import quoted
+from resilient.start_guard import SkippedFolder, plan_takeover
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
 from resilient.train.interop.naming import Naming, naming_of
@@ -25,7 +27,7 @@ from resilient.train.optimizers.groups import parameter_groups
 from resilient.world.agreement import agree, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from resilient.checkpointer import Checkpointer
     from resilient.state.capture import Part
@@ -74,15 +76,16 @@ def take_over(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic:
     Raises:
         IntegrityError: the folder is damaged.
         IncompatibleCheckpoint: it is of another model, or holds only a model.
+        NoIntactCheckpoint: no folder was named, and each one of the run is damaged or incomplete.
     """
     session = hooks.session
-    if not isinstance(wanted, str | os.PathLike) and session.gang.launch.resume in (
-        "auto",
-        "never",
-    ):
+    is_open = _is_open(wanted, session.gang.launch)
+    is_named = isinstance(wanted, str | os.PathLike)
+    if not is_named and not is_open and session.gang.launch.resume in ("auto", "never"):
         return ""
+    take = _take_newest if is_open else _take_named
     is_mine = session.world.is_coordinator
-    work = attempt(lambda: _take(hooks, wanted, more, topic)) if is_mine else ""
+    work = attempt(lambda: take(hooks, wanted, more, topic)) if is_mine else ""
     comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
     try:
         taken: str = agree(comms, "taken", work, lambda shown: shown[0], seconds)
@@ -142,12 +145,64 @@ def import_checkpoint(
     return checkpoint
 
 
-def _take(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
+def _is_open(wanted: Any, launch: Launch) -> bool:
+    """Say whether neither the script nor the launcher names a checkpoint or refuses all."""
+    return wanted in (None, True) and launch.resume == "auto"
+
+
+def _take_newest(hooks: TrainerHooks, _: Any, more: Mapping[str, Part], topic: str) -> str:
+    """Write the newest intact checkpoint of Transformers in the output folder to the repository.
+
+    A repository that holds a run is left as it is.
+
+    Raises:
+        NoIntactCheckpoint: there are checkpoints of Transformers, and none of them is intact.
+    """
+    session = hooks.session
+    plan = plan_takeover(session.args.output_dir)
+    if not plan.intact and not plan.skipped:
+        return ""
+    spine = session.checkpointer_alone(f"{topic}/look")
+    try:
+        if spine.holds_run():
+            return ""
+    finally:
+        spine.close()
+    broken: list[SkippedFolder] = []
+    for number, folder in enumerate(plan.intact):
+        for one in (*plan.newer_than(folder), *broken):
+            session.emit(CheckpointSkipped(one.path, one.reason))
+        plan, broken = replace(plan, skipped=plan.not_newer_than(folder)), []
+        try:
+            return _take(hooks, folder, more, f"{topic}/{number}")
+        except IntegrityError as error:
+            broken = [SkippedFolder(folder, error.message)]
+    raise _nothing_intact(session.args.output_dir, (*broken, *plan.skipped))
+
+
+def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:
+    reasons = "; ".join(f"{one.path}: {one.reason}" for one in skipped)
+    lossy = next((one for one in skipped if one.is_lossy), None)
+    if lossy is not None:
+        first = f"to continue with that loss: resilient train --resume {quoted(lossy.path)} SCRIPT"
+    else:
+        first = f"resilient ckpt inspect {quoted(skipped[0].path)}"
+    return NoIntactCheckpoint(
+        f"no checkpoint of Transformers in `{output}` is intact, and training will not start "
+        f"over by itself: {reasons}",
+        hint=f"{first}; to start at step 0: --resume never, or resume_from_checkpoint=False",
+    )
+
+
+def _take_named(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
+    """Write the folder that the script or the launcher names to the repository."""
+    folder = foreign_folder(wanted, hooks.session.gang.launch)
+    return _take(hooks, folder, more, topic) if folder else ""
+
+
+def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str) -> str:
     """Write what is asked for to the repository, unless that holds something already."""
     session = hooks.session
-    folder = foreign_folder(wanted, session.gang.launch)
-    if not folder:
-        return ""
     found = TransformersCheckpoint(folder)
     spine = session.checkpointer_alone(topic)
     try:

@@ -1,0 +1,328 @@
+"""Start guard: refuse to begin at step 0 where checkpoints lie, whoever wrote them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.errors import NothingToResume, StartOverRefused
+from resilient.format.names import MANIFEST, parse_checkpoint
+from resilient.layouts.judging import judge
+from resilient.layouts.recognizing import LAYOUTS, read_layout
+from resilient.layouts.runs import FILE, WEIGHTS, checkpoints_of
+from resilient.showing import quoted
+from resilient.storage.folder import Listing, open_folder
+from resilient.storage.open import local_path
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from resilient.format.names import CheckpointId
+    from resilient.layouts.runs import Kept
+    from resilient.storage.store import Store
+
+OURS = "resilient"
+TRANSFORMERS = "hf-trainer"
+_FILES_MAX = 50_000
+"""Names that are looked at in one place; a folder with more than that was named by mistake."""
+_DEPTH_MAX = 2
+"""Folders inside a checkpoint whose files tell its layout."""
+_HOLDER = re.compile(r"checkpoints?|lightning_logs|version_\d+")
+"""Folders in which trainers collect checkpoints."""
+_STEP_FOLDER = re.compile(r"checkpoint-\d+")
+_STATE_FILE = re.compile(r"(?i)ckpt|checkpoint|last|latest|step|iter|epoch")
+_INTACT, _LOSSY = "yes", "partly"
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_TITLES = {
+    OURS: "resilient",
+    TRANSFORMERS: "Hugging Face Trainer",
+    WEIGHTS: "Hugging Face Trainer, incomplete",
+    "accelerate": "accelerate",
+    "megatron": "Megatron",
+    "lightning": "Lightning",
+    "deepspeed": "DeepSpeed",
+    "deepspeed-universal": "DeepSpeed, universal",
+    "dcp": "torch.distributed.checkpoint",
+    "dcp-safetensors": "torch.distributed.checkpoint, safetensors",
+    FILE: "torch.save or Lightning",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A checkpoint that a start at step 0 would ignore.
+
+    Attributes:
+        path: path or URL.
+        layout: name of its layout, as in :mod:`resilient.layouts.recognizing`.
+    """
+
+    path: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Wording of one Python API for the two ways to go on.
+
+    Attributes:
+        never: call that starts at step 0.
+        takes: call that continues from ``{path}``; empty if the API imports no other layout.
+    """
+
+    never: str
+    takes: str = ""
+
+
+TRAINER = Door(
+    "trainer.train(resume_from_checkpoint=False)",
+    "trainer.train(resume_from_checkpoint='{path}')",
+)
+LOOP = Door("checkpointer.resume('never')")
+STOCK_TRAINER = Door("trainer.train(resume_from_checkpoint=False)")
+
+
+@dataclass(frozen=True, slots=True)
+class StartGuard:
+    """Conditions of a start that found nothing to resume in its repository.
+
+    Attributes:
+        door: API through which the run starts.
+        places: further folders to look at, such as the output folder.
+        requires_checkpoint: the script asked to resume, so a start at step 0 is an error.
+    """
+
+    door: Door = LOOP
+    places: tuple[str, ...] = ()
+    requires_checkpoint: bool = False
+
+    def check(self, store: Store) -> None:
+        """Refuse a start at step 0 that would ignore a checkpoint. Reads names only.
+
+        Raises:
+            StartOverRefused: the repository or a further folder holds checkpoints.
+            NothingToResume: the script asked to resume and no place holds a checkpoint.
+            StoreError: the store failed.
+        """
+        found = checkpoints_in_store(store)
+        mine = local_root(store.url)
+        for place in self.places:
+            root = local_root(place)
+            if root is not None and root != mine:
+                found += checkpoints_in_folder(root)
+        if found:
+            raise _refusal(found, self.door)
+        if self.requires_checkpoint:
+            raise NothingToResume(
+                f"no checkpoint to resume from at {store.url}; nothing was changed",
+                hint=f"to start at step 0: --resume never, or {self.door.never}",
+            )
+
+
+def local_root(place: str) -> Path | None:
+    """Return the folder of a path or ``file:`` URL, None for any other URL."""
+    return local_path(place).resolve() if place and protocol_of(place) == "file" else None
+
+
+def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
+    """Return the checkpoints of any layout at the root of a store, newest first.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    root = local_root(store.url)
+    if root is not None:
+        return checkpoints_in_folder(root)
+    entries = islice(store.list(), _FILES_MAX)
+    return _found(Listing({one.key: one.size_bytes for one in entries}), store.url)
+
+
+def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
+    """Return the checkpoints of any layout directly in a folder, newest first.
+
+    Folders named as trainers name them (``checkpoints``, ``lightning_logs/version_0``) count as
+    the folder itself. Checkpoints of other runs, in other subfolders, do not count.
+    """
+    sizes = dict(islice(_files_of(root), _FILES_MAX))
+    return _found(Listing(sizes), str(root))
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFolder:
+    """A checkpoint folder that a take-over passes over.
+
+    Attributes:
+        path: of the folder.
+        reason: damage or loss.
+        is_lossy: a resume works, and loses what ``reason`` names.
+    """
+
+    path: str
+    reason: str
+    is_lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverPlan:
+    """Candidates of a take-over from the Hugging Face Trainer.
+
+    Attributes:
+        intact: folders that lose nothing, newest first.
+        skipped: the other folders, newest first.
+    """
+
+    intact: tuple[str, ...] = ()
+    skipped: tuple[SkippedFolder, ...] = ()
+
+    def not_newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
+        """Return the skipped folders of lower steps."""
+        newer = self.newer_than(path)
+        return tuple(one for one in self.skipped if one not in newer)
+
+    def newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
+        """Return the skipped folders of higher steps."""
+        return tuple(one for one in self.skipped if _step_of(one.path) > _step_of(path))
+
+
+def plan_takeover(folder: str) -> TakeoverPlan:
+    """Judge the ``checkpoint-<step>`` folders of the Hugging Face Trainer, newest first.
+
+    Crash: reads only.
+
+    Args:
+        folder: output folder of the run; a URL has no candidates.
+    """
+    root = local_root(folder)
+    found = checkpoints_in_folder(root) if root is not None else []
+    named = [one for one in found if _is_step_folder(one, root)]
+    intact: list[str] = []
+    skipped: list[SkippedFolder] = []
+    for one in sorted(named, key=lambda each: _step_of(each.path), reverse=True):
+        flaw = _flaw_of(one.path)
+        if flaw is None:
+            intact.append(one.path)
+        else:
+            skipped.append(flaw)
+    return TakeoverPlan(tuple(intact), tuple(skipped))
+
+
+def _is_step_folder(one: FoundCheckpoint, root: Path | None) -> bool:
+    path = Path(one.path)
+    is_named = _STEP_FOLDER.fullmatch(path.name) is not None
+    return one.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
+
+
+def _step_of(path: str) -> int:
+    return int(path.rpartition("-")[2])
+
+
+def _flaw_of(path: str) -> SkippedFolder | None:
+    """Return why training cannot continue from a checkpoint without loss, None if it can."""
+    folder = open_folder(path)
+    contents = read_layout(folder, folder.list())
+    if contents is None or contents.layout != TRANSFORMERS:
+        return SkippedFolder(path, "incomplete: the state of the trainer is missing")
+    verdict = judge(contents, path)
+    if verdict.answer == _INTACT:
+        return None
+    return SkippedFolder(path, "; ".join(verdict.why), verdict.answer == _LOSSY)
+
+
+def _found(listing: Listing, url: str) -> list[FoundCheckpoint]:
+    ours = {one for name in listing.sizes if (one := _own_checkpoint(name))}
+    found = [FoundCheckpoint(f"{url}/{one}", OURS) for one in sorted(ours, reverse=True)]
+    others = Listing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
+    if layout := _layout_of_root(others):
+        return [*found, FoundCheckpoint(url, layout)]
+    kept = [one for one in checkpoints_of(others) if _counts(one)]
+    return [*found, *(FoundCheckpoint(f"{url}/{one.name}", one.layout) for one in kept)]
+
+
+def _own_checkpoint(key: str) -> CheckpointId | None:
+    folder, _, name = key.partition("/")
+    return parse_checkpoint(folder) if name == MANIFEST else None
+
+
+def _is_own_key(key: str) -> bool:
+    return parse_checkpoint(key.partition("/")[0]) is not None
+
+
+def _layout_of_root(listing: Listing) -> str:
+    """Return the layout of a folder that is a checkpoint itself, empty for any other."""
+    layout = next((one.name for one in LAYOUTS if one.is_it(listing)), "")
+    names = {name.partition("/")[0] for name in listing.sizes}
+    # `Trainer.save_state()` writes a trainer's state beside the checkpoints of its run.
+    is_end_of_run = layout == TRANSFORMERS and not names & set(_OPTIMIZERS)
+    holds_others = bool(checkpoints_of(listing))
+    return "" if layout == WEIGHTS or is_end_of_run or holds_others else layout
+
+
+def _counts(one: Kept) -> bool:
+    """Say whether this is a checkpoint of the run itself, by its place, layout and name."""
+    if one.folder and not all(_HOLDER.fullmatch(part) for part in one.folder.split("/")):
+        return False
+    if one.layout == WEIGHTS:
+        return _STEP_FOLDER.fullmatch(one.base) is not None
+    if one.layout == FILE:
+        has_step = bool(one.order) or _STATE_FILE.search(one.base) is not None
+        return one.base.endswith(".ckpt") or has_step
+    return True
+
+
+def _files_of(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files that tell which checkpoints a folder holds."""
+    waiting = [("", -1)]
+    while waiting:
+        prefix, depth = waiting.pop()
+        for entry in _entries(root / prefix):
+            name = f"{prefix}{entry.name}"
+            if entry.is_file():
+                yield name, entry.stat().st_size
+            elif depth < _DEPTH_MAX and not entry.name.startswith("."):
+                is_holder = depth < 0 and _HOLDER.fullmatch(entry.name) is not None
+                waiting.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
+
+
+def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted((one for one in found if _is_there(one)), key=lambda one: one.name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _is_there(entry: os.DirEntry[str]) -> bool:
+    """Say whether an entry is a file or folder that a reader may follow."""
+    return entry.is_file() or entry.is_dir(follow_symlinks=False)
+
+
+def _refusal(found: list[FoundCheckpoint], door: Door) -> StartOverRefused:
+    newest = found[0]
+    count = "a checkpoint" if len(found) == 1 else f"{len(found)} checkpoints, the first"
+    title = _TITLES.get(newest.layout, newest.layout)
+    return StartOverRefused(
+        f"will not start at step 0: there is {count} at `{newest.path}` ({title}); "
+        "nothing was changed",
+        hint=f"to continue: {_continuing(newest, door)}; to start at step 0: "
+        f"resilient train --resume never SCRIPT, or {door.never}",
+    )
+
+
+def _continuing(found: FoundCheckpoint, door: Door) -> str:
+    """Return how to continue from a checkpoint, never by a command that would refuse it."""
+    if found.layout == OURS:
+        return f"resilient train --repo {quoted(found.path.rpartition('/')[0])} SCRIPT"
+    command = f"resilient train --resume {quoted(found.path)} SCRIPT"
+    if found.layout == TRANSFORMERS and door.takes:
+        return f"{command}, or {door.takes.format(path=found.path)}"
+    if found.layout == TRANSFORMERS:
+        return f"{command} with resilient.train.Trainer"
+    title = _TITLES.get(found.layout, found.layout)
+    return f"load `{found.path}` with {title} in the script, then start with --resume never"

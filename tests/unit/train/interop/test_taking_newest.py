@@ -1,0 +1,125 @@
+"""An output folder of Transformers' Trainer: the newest intact checkpoint is taken over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hf_runs import HERE, make, recorded
+
+from resilient.errors import NoIntactCheckpoint, NothingToResume, StartOverRefused
+
+
+@pytest.fixture
+def output(tmp_path):
+    """Return the output folder of a recorded run: steps 7, 14 and so on."""
+    folder = tmp_path / "out"
+    shutil.copytree(HERE / "reg_sgd" / "run", folder)
+    return folder
+
+
+def steps_in(folder):
+    names = [one.name.removeprefix("checkpoint-") for one in folder.glob("checkpoint-*")]
+    return sorted((int(one) for one in names if one.isdigit()), reverse=True)
+
+
+def copy_as_newer(folder):
+    """Copy the newest checkpoint under the name of a higher step, and return that step."""
+    newest = steps_in(folder)[0]
+    shutil.copytree(folder / f"checkpoint-{newest}", folder / f"checkpoint-{newest + 1}")
+    return newest + 1
+
+
+def events_of(folder):
+    lines = (folder / "events" / "rank-0.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def steps_trained(run):
+    return [one for one, _ in run.seen]
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_train_output_of_transformers_continues_from_the_newest(wanted, output):
+    newest = steps_in(output)[0]
+    run = make("reg_sgd", output)
+    run.train(wanted)
+    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][newest:]]
+    told = next(one for one in events_of(output) if one["event"] == "CheckpointTaken")
+    assert (told["step"], told["folder"]) == (newest, str(output / f"checkpoint-{newest}"))
+
+
+def test_train_newest_is_damaged_falls_to_the_next_older(output):
+    older = steps_in(output)[0]
+    newest = copy_as_newer(output)
+    (output / f"checkpoint-{newest}" / "optimizer.pt").write_bytes(b"PK damaged")
+    run = make("reg_sgd", output)
+    run.train()
+    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][older:]]
+    skipped = [one for one in events_of(output) if one["event"] == "CheckpointSkipped"]
+    assert [one["checkpoint"].rpartition("/")[2] for one in skipped] == [f"checkpoint-{newest}"]
+    assert "optimizer.pt" in skipped[0]["reason"]
+
+
+def test_train_newest_fails_at_import_falls_to_the_next_older(output, monkeypatch):
+    from resilient.errors import IntegrityError
+    from resilient.train.interop import taking
+
+    older = steps_in(output)[0]
+    newest = copy_as_newer(output)
+    real = taking.import_checkpoint
+
+    def flip(spine, folder, *more):
+        if folder.endswith(f"checkpoint-{newest}"):
+            raise IntegrityError("a flipped bit")
+        return real(spine, folder, *more)
+
+    monkeypatch.setattr(taking, "import_checkpoint", flip)
+    run = make("reg_sgd", output)
+    run.train()
+    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][older:]]
+    skipped = [one for one in events_of(output) if one["event"] == "CheckpointSkipped"]
+    assert [one["reason"] for one in skipped] == ["a flipped bit"]
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_train_no_intact_checkpoint_of_transformers_is_refused(wanted, output):
+    for step in steps_in(output):
+        (output / f"checkpoint-{step}" / "trainer_state.json").unlink()
+    run = make("reg_sgd", output)
+    with pytest.raises(NoIntactCheckpoint, match="no checkpoint of Transformers") as told:
+        run.train(wanted)
+    assert told.value.exit_code == 3
+    assert "resume_from_checkpoint=False" in told.value.hint
+    assert not list(output.glob("checkpoint-*-g*"))
+
+
+def test_train_false_beside_checkpoints_of_transformers_starts_at_step_0(output):
+    run = make("reg_sgd", output)
+    run.train(resume_from_checkpoint=False)
+    assert len(run.seen) == run.state.max_steps
+
+
+def test_train_own_checkpoints_win_over_those_of_transformers(output):
+    make("reg_sgd", output).train()
+    again = make("reg_sgd", output)
+    again.train()
+    assert again.seen == []
+
+
+def test_train_true_without_any_checkpoint_raises_value_error(tmp_path):
+    run = make("reg_sgd", tmp_path / "out")
+    with pytest.raises(ValueError, match="no checkpoint to resume from") as told:
+        run.train(resume_from_checkpoint=True)
+    assert isinstance(told.value, NothingToResume)
+    assert not (tmp_path / "out" / "generations").exists()
+
+
+def test_train_output_of_another_tool_is_refused(tmp_path):
+    place = tmp_path / "out" / "global_step10"
+    place.mkdir(parents=True)
+    (place / "mp_rank_00_model_states.pt").write_bytes(b"x")
+    run = make("reg_sgd", tmp_path / "out", repo=str(tmp_path / "repo"))
+    with pytest.raises(StartOverRefused, match="global_step10"):
+        run.train()
