@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage audited slurm matrix mutants preemptions bench all
+.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage audited slurm matrix mutants preemptions configurations bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -124,6 +124,11 @@ mutants: $(STAMP)
 N ?= 100
 preemptions: $(STAMP)
 	SEED=$(SEED) $(BIN)/python -m benchmarks preemptions --rounds $(N)
+
+# Random training configurations: killed and resumed, unbroken, and in Transformers' Trainer:
+# make configurations N=300 SEED=1
+configurations: $(STAMP)
+	$(PYTEST) tests/property/test_configurations.py --configurations $(N) --configurations-seed $(SEED) --timeout 7200
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json

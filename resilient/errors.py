@@ -56,8 +56,11 @@ class ResilientError(Exception):
         self.hint = hint
 
 
-class ConfigError(ResilientError):
-    """A setting is missing, unknown or contradicts another."""
+class ConfigError(ResilientError, ValueError):
+    """A setting is missing, unknown or contradicts another.
+
+    A ``ValueError`` too, because Transformers raises that for the same settings.
+    """
 
     exit_code = 78
     code = "RES-CONFIG"

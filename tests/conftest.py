@@ -6,6 +6,7 @@ import os
 import threading
 
 import pytest
+from seeds import begin_streams
 
 # A failing contract shows its values, as a test of our own would; before anybody imports it.
 pytest.register_assert_rewrite("resilient.testing.store_contract")
@@ -29,11 +30,25 @@ def pytest_addoption(parser):
         default=400,
         help="how many spoiled inputs each reader gets (make fuzz takes more)",
     )
+    parser.addoption(
+        "--configurations",
+        type=int,
+        default=12,
+        help="how many training configurations are compared (make configurations takes more)",
+    )
+    parser.addoption("--configurations-seed", type=int, default=1, help="what they are drawn from")
     parser.addoption("--kinds", default="", help="the strategies to train under, with commas")
     parser.addoption("--matrix", action="store_true", help="every optimizer with every schedule")
     parser.addoption("--fifty-faults", action="store_true", help="the long run that is audited")
     parser.addoption("--every-slurm", action="store_true", help="what takes minutes on SLURM")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Seed the random streams before the first fixture of a test, and print the seed."""
+    seed = begin_streams(item.nodeid)
+    print(f"random streams begin at seed {seed}; SEED={seed} repeats them")  # noqa: T201 - for a failure
 
 
 STATES_MIN, SWEEPS_MIN = 100_000, 36

@@ -244,6 +244,21 @@ def test_a_suppression_of_whatever_comes_is_seen():
     assert not suppresses_all(ast.parse("suppress(KeyError)", mode="eval").body)
 
 
+# A worker that must differ from run to run, and memory that must not be compressed.
+UNSEEDED_DRAWS = {"tests/process/test_chaos.py", "tests/process/test_causes_told.py"}
+_UNSEEDED = re.compile(r"\bRandom\(\)|\bdefault_rng\(\)|\bos\.urandom\(|\bRandomState\(\)")
+
+
+def test_random_draws_of_tests_have_a_seed():
+    """A failure must be repeatable: draw from `seeds`, which prints its seed."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in TESTS
+        if path.name != "test_tidy.py" and _UNSEEDED.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == UNSEEDED_DRAWS
+
+
 def test_code_is_ascii():
     strange = [
         f"{short(path)}:{number}"

@@ -28,6 +28,7 @@ from resilient.format.names import CheckpointId, parse_checkpoint
 from resilient.loop import Checkpointer
 from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state.capture import Part
+from resilient.state.numbers import plain_log, plain_value
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 from resilient.world.launch import read_launch
@@ -173,6 +174,15 @@ class ResilientCallback(TrainerCallback):
             trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
+        """Refuse a log that no checkpoint can hold, now and not at the next save.
+
+        Raises:
+            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
+        """
+        if state.log_history:
+            state.log_history[-1] = plain_log(state.log_history[-1])
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Show that a step begins, with its batches loaded."""
         if self._beat is not None:
@@ -220,7 +230,10 @@ class ResilientCallback(TrainerCallback):
         return {**self._options, **({"keep_last": limit} if own else {})}
 
     def _state(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self._trainer.state), "best_model_checkpoint": None}
+        state = dataclasses.asdict(self._trainer.state)
+        history = [plain_log(one) for one in state["log_history"]]
+        plain = {"log_history": history, "best_metric": plain_value(state["best_metric"])}
+        return {**state, **plain, "best_model_checkpoint": None}
 
     def _put_state(self, state: Mapping[str, Any]) -> None:
         self._trainer.state = TrainerState(**state)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, ResilientError
 from resilient.format.dtypes import ITEM_BYTES
 from resilient.format.extents import Content, stored_spans, view_of
 from resilient.format.names import rank_part
@@ -143,6 +143,8 @@ def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
     """Say which part of which checkpoint it was that something does not take."""
     try:
         yield
+    except ResilientError:
+        raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise IncompatibleCheckpoint(
             f"`{name}` cannot take its state from {manifest.checkpoint}: {error}",

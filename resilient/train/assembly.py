@@ -32,12 +32,13 @@ from resilient.train.measures.counting import Counter, TokenCount
 from resilient.train.measures.meters import Meters
 from resilient.train.measures.spikes import LossWatch, watch_for
 from resilient.train.model.compiling import compile_in_place
-from resilient.train.model.papers import PAPERS, papers_of
+from resilient.train.model.papers import PAPERS, papers_of, saved_processing
 from resilient.train.model.precision import Precision
 from resilient.train.parallel import strategy_for
 from resilient.train.passes import pipeline_for
 from resilient.train.reduction.leaves import sampler_for, seats_of
 from resilient.train.reduction.passes import REDUCTION, passes_for
+from resilient.train.reporting import CallbacksGone
 from resilient.train.run import Run, Teller
 from resilient.train.schedules.state import ScheduleState
 from resilient.train.session import place_of
@@ -98,7 +99,7 @@ def assemble(
         "data": Part(cursor),
         "callbacks": Part(callbacks),
         **_measured(meters, watch, best, leaves),
-        **papers_of(hooks.model, hooks.processing_class),
+        **papers_of(hooks.model, saved_processing(hooks.processing_class, hooks.data_collator)),
         **registered,
         # Last, so that nothing that is loaded can draw from the restored streams.
         "rng_state": Part(RandomState(), scope="rank"),
@@ -276,8 +277,10 @@ def restore(
         # What fitted in the last life fits in this one, and makes the same bits.
         set_batch(run, hooks, state.train_batch_size)
     callbacks.context["shelf"] = shelf_of(session, run.saver)
+    if callbacks.gone and session.world.is_coordinator:
+        run.saver.emit(CallbacksGone(callbacks.gone))
     had_no_step_left = state.global_step >= state.max_steps
-    replan(run, hooks, state, callbacks)
+    replan(run, hooks, state, callbacks, keeps_plan=True)
     # A run that had no step left is not finished when it is given more; one that a callback
     # ended stays ended.
     if had_no_step_left and state.global_step < state.max_steps:
@@ -299,9 +302,32 @@ def cut_batches(
     replan(run, hooks, state, callbacks)
 
 
-def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: CallbackHandler) -> None:
-    """Plan the rest of the run from where it is; a schedule of ours goes on over its new length."""
-    planned = plan.planned_steps(hooks.args, run.deal, run.cursor, state.global_step)
+def replan(
+    run: Run,
+    hooks: TrainerHooks,
+    state: TrainerState,
+    callbacks: CallbackHandler,
+    *,
+    keeps_plan: bool = False,
+) -> None:
+    """Plan the rest of the run from where it is; a schedule of ours goes on over its new length.
+
+    Args:
+        run: restored.
+        hooks: makes a schedule of another length.
+        state: gets the length of the run.
+        callbacks: are given what is trained.
+        keeps_plan: whether the plan of the checkpoint stays if nothing that it follows from
+            changed. A plan that is made again would give the steps of an epoch that a callback
+            cut short to a later one.
+    """
+    cursor = run.cursor
+    if not (keeps_plan and plan.is_current(cursor.planned, hooks.args, run.deal)):
+        is_cut = cursor.is_open and callbacks.control.should_epoch_stop
+        place = replace(cursor, epoch=cursor.epoch + 1, samples=0) if is_cut else cursor
+        cursor.planned = plan.planned_run(hooks.args, run.deal, place, state.global_step)
+    assert cursor.planned is not None  # noqa: S101 - for mypy
+    planned, epochs = cursor.planned["steps"], cursor.planned["epochs"]
     # The schedule that was saved, and the one that was made for this life's arguments.
     if {planned} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
         old, hooks.lr_scheduler = run.scheduler, None
@@ -316,7 +342,6 @@ def replan(run: Run, hooks: TrainerHooks, state: TrainerState, callbacks: Callba
         "took": run.saver.took,
     }
     run.scheduled_steps = planned
-    epochs = plan.planned_epochs(hooks.args, run.deal)
     state.init_training_references(hooks, planned, epochs, getattr(hooks, "trial", None))
     state.train_batch_size = run.deal.batch
     state.compute_steps(hooks.args, planned)

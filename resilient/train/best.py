@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.format.names import CheckpointId, parse_checkpoint
+from resilient.state.numbers import plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,17 +60,25 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
     """Say whether the model that ``metrics`` are of is the best so far, and note it in ``state``.
 
     Raises:
-        ConfigError: ``metric_for_best_model`` is none of them.
+        ConfigError: ``metric_for_best_model`` is none of them, or is no number.
     """
     if args.metric_for_best_model is None:
         return False
     name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
         raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
-    up = bool(args.greater_is_better)
-    if not improves(metrics[name], state.best_metric, greater_is_better=up):
+    up, value = bool(args.greater_is_better), plain_value(metrics[name])
+    if not isinstance(value, int | float):
+        raise ConfigError(
+            f"`metric_for_best_model` `{name}` is a value of the class `{type(value).__name__}`, "
+            "which cannot be compared",
+            hint=f"return one number as `{name}` from `compute_metrics`",
+        )
+    if not improves(value, state.best_metric, greater_is_better=up):
         return False
-    state.best_metric, state.best_global_step = metrics[name], state.global_step
+    state.best_metric = value
+    if args.save_strategy != "no":
+        state.best_global_step = state.global_step
     return True
 
 

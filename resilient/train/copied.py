@@ -35,10 +35,14 @@ def copied(one: Any, names: tuple[str, ...]) -> dict[str, Any]:
 class CopiedAgain:
     """Takes the same fields off an object at each step, and gives the same dict if none changed.
 
-    Nobody may change that.
+    The caller must not change the dict.
+
+    Args:
+        convert: value that is not plain -> its copy in the dict; None copies as ``asdict`` does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
+        self._convert = convert or _copy
         self._values: tuple[Any, ...] = ()
         self._names: tuple[str, ...] = ()
         self._found: dict[str, Any] = {}
@@ -48,15 +52,17 @@ class CopiedAgain:
         """Return what ``copied`` does."""
         values = _getter(names)(one)
         if names is not self._names or not self._are_known(values):
-            self._names, self._values, self._found = names, values, copied(one, names)
+            self._names, self._values = names, values
+            self._found = dict(zip(names, values, strict=True))
             inside = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
-            self._inside = [(at, repr(_copy(values[at]))) for at in inside]
+            self._found |= {names[at]: self._convert(values[at]) for at in inside}
+            self._inside = [(at, repr(self._found[names[at]])) for at in inside]
         return self._found
 
     def _are_known(self, values: tuple[Any, ...]) -> bool:
         """Say whether these are the very same values, and nothing was changed inside of them."""
         return all(map(is_, values, self._values)) and all(
-            repr(_copy(values[at])) == text for at, text in self._inside
+            repr(self._convert(values[at])) == text for at, text in self._inside
         )
 
 

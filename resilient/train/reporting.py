@@ -54,6 +54,34 @@ class ArgumentsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CallbacksGone(Event):
+    """A checkpoint holds states of callbacks that this run does not have."""
+
+    level: ClassVar[Level] = Level.WARNING
+    names: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the callbacks."""
+        return (
+            f"the checkpoint holds the state of callbacks that this run does not have: "
+            f"{', '.join(self.names)}; give them to the Trainer to go on as before"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokensAligned(Event):
+    """The model's configuration took over special tokens of the processing class."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tokens: Mapping[str, int]
+
+    def line(self) -> str:
+        """Name the tokens."""
+        shown = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
+        return f"the model's configuration takes special tokens of the processing class: {shown}"
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsUnused(Event):
     """A batch holds what the model's forward does not take, so it is not given."""
 

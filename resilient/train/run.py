@@ -13,6 +13,7 @@ from resilient.checkpointer import About
 from resilient.errors import Preempted, ResilientError
 from resilient.strategies.detour import detour_of
 from resilient.train.arguments.arguments import open_names
+from resilient.train.arguments.json_values import json_value
 from resilient.train.copied import CopiedAgain
 from resilient.train.data.drawing import draw_for_epoch
 from resilient.train.data.streams import StreamLoader
@@ -303,7 +304,7 @@ class Teller:
 
     def __init__(self, strategy: str) -> None:
         self._strategy = strategy
-        self._config = CopiedAgain()
+        self._config = CopiedAgain(json_value)
 
     def about(self, args: TrainingArguments, cursor: Cursor, deal: Deal) -> About:
         """Return what a checkpoint says that is made now."""

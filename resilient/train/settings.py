@@ -28,7 +28,7 @@ def own_arguments(args: Any) -> TrainingArguments:
     """Return a trainer's arguments, or the defaults for None.
 
     Raises:
-        ConfigError: they are another library's.
+        ConfigError: they are another library's, or a value cannot be saved.
     """
     if args is None:
         return TrainingArguments()
@@ -38,6 +38,8 @@ def own_arguments(args: Any) -> TrainingArguments:
             f"`args` is a {kind.__module__}.{kind.__qualname__}, not our TrainingArguments",
             hint="from resilient import TrainingArguments",
         )
+    # A field may have been set since the arguments were made.
+    args.to_dict()
     return args
 
 

@@ -13,9 +13,10 @@ from resilient.train.callbacks.shown_states import shown_states
 from resilient.train.model.compiling import showing_compilers
 from resilient.train.model.noise import noisy_embeddings
 from resilient.train.model.overflow import looking_at_numbers
+from resilient.train.model.special_tokens import align_special_tokens
 from resilient.train.optimizers.create import set_mode
 from resilient.train.passes import pass_through
-from resilient.train.reporting import BatchCut, TrainingEnded
+from resilient.train.reporting import BatchCut, SpecialTokensAligned, TrainingEnded
 from resilient.train.rollback import going_back
 from resilient.train.signals import listening_to_signals
 from resilient.train.state import TrainerControl
@@ -65,6 +66,8 @@ class Trainer(TrainerBase):
     """
 
     _ignore_keys_for_eval: Sequence[str] | None = None
+    _has_trained: bool = False
+    _has_trained_weights: bool = False
 
     def train(
         self,
@@ -79,7 +82,8 @@ class Trainer(TrainerBase):
                 newest checkpoint that all ranks can prove. A repository without checkpoints takes
                 over the newest intact ``checkpoint-<step>`` of Hugging Face's Trainer in
                 ``output_dir``; with None and no checkpoint there the run starts at step 0, and
-                True raises. False starts at step 0 in any case. A
+                True raises. False starts at step 0 in any case, with a new optimizer and
+                scheduler and a new model of ``model_init``. A
                 checkpoint's name, or its path in the repository, picks it, the newest of that
                 step if it says no generation (``checkpoint-120``); a folder that Hugging Face's
                 Trainer saved is taken over and gone on with.
@@ -99,10 +103,12 @@ class Trainer(TrainerBase):
         """
         self._ignore_keys_for_eval = ignore_keys_for_eval
         if resume_from_checkpoint is False:
-            self.state.begin_anew()
-            self.control.load_state_dict(vars(TrainerControl()))
+            self._begin_anew(remakes_model=trial is None)
         if trial is not None:
             searching.take_trial(self, trial)
+        self._note_given_states()
+        self._has_trained = self._has_trained_weights = True
+        self._align_special_tokens()
         with ExitStack() as stack:
             stack.callback(self.callback_handler.close)
             stack.enter_context(showing_compilers(self.session.pulse, self.args))
@@ -120,13 +126,35 @@ class Trainer(TrainerBase):
             stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
             return self._train(run)
 
+    def _begin_anew(self, *, remakes_model: bool) -> None:
+        """Forget an earlier training of this trainer: its state, its optimizer, its model.
+
+        Weights that were loaded since then stay.
+
+        Args:
+            remakes_model: whether ``model_init`` makes the model of this training.
+        """
+        self.state.begin_anew()
+        self.control.load_state_dict(vars(TrainerControl()))
+        if not self._has_trained:
+            return
+        self._make_optimizers_anew()
+        if remakes_model and self.model_init is not None and self._has_trained_weights:
+            searching.remake_model(self, None)
+
+    def _align_special_tokens(self) -> None:
+        """Write the special tokens of the processing class into the model's configurations."""
+        tokens = align_special_tokens(self.model, self.processing_class)
+        if tokens and self.session.world.is_coordinator:
+            self.session.emit(SpecialTokensAligned(tokens))
+
     def _train(self, run: Run) -> TrainOutput:
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
         self._begin(run)
         # An epoch that is open has an end to handle, even when no step is left.
-        while run.cursor.is_open or not self._is_done:
+        while run.cursor.is_open or not self._is_done(run):
             with going_back(self, run):
                 self._train_epoch(run)
         if self.args.save_strategy != "no":
@@ -158,7 +186,7 @@ class Trainer(TrainerBase):
             run.cursor.is_open = True
         fire("on_epoch_begin")
         batches = run.batches(begins=begins)
-        while not (self._is_done or control.should_epoch_stop or run.rounds_left() == 0):
+        while not (self._is_done(run) or control.should_epoch_stop or run.rounds_left() == 0):
             if not run.may_begin(self.state.global_step + 1):
                 self._leave(run)
             batches = self._train_step(run, batches)
@@ -242,7 +270,7 @@ class Trainer(TrainerBase):
         run.model.train()
         set_mode(run.optimizer, training=True)
         self.callback_handler.fire("on_train_begin")
-        if run.leaves is not None and not self._is_done:
+        if run.leaves is not None and not self._is_done(run):
             run.leaves.start(self, run)
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
@@ -290,6 +318,8 @@ class Trainer(TrainerBase):
     def _leave(self, run: Run) -> NoReturn:
         run.leave(self.state.global_step, partial(self._save_step, run), self._tell)
 
-    @property
-    def _is_done(self) -> bool:
-        return self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+    def _is_done(self, run: Run) -> bool:
+        state = self.state
+        if self.control.should_training_stop or state.global_step >= state.max_steps:
+            return True
+        return run.cursor.epoch >= state.num_train_epochs

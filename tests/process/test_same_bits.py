@@ -8,11 +8,11 @@ import re
 import shutil
 import signal
 import time
-from random import Random
 
 import pytest
 from endings import differences, ending
 from jobs import Job, run
+from seeds import draw
 
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed
@@ -66,7 +66,7 @@ def test_sigkill_of_one_rank(tmp_path, unbroken):
 
 def test_a_rank_killed_between_two_saves_costs_no_step_that_memory_held(tmp_path, unbroken):
     with Job(tmp_path, *PAUSE, launch=("--every", "memory=1step")) as job:
-        os.kill(job.wait_for_step(Random().choice((10, 14, 18)), rank=1), signal.SIGKILL)
+        os.kill(job.wait_for_step(draw().choice((10, 14, 18)), rank=1), signal.SIGKILL)
         assert job.wait() == 0, job.said()
         said, ended = job.said(), job.steps(0)
     first = next(one["step"] for one in ended if one["pid"] != ended[0]["pid"])
@@ -81,7 +81,7 @@ def test_a_rank_killed_between_two_saves_costs_no_step_that_memory_held(tmp_path
 def test_a_killed_agent_costs_no_step_that_memory_held(tmp_path, unbroken):
     holds = ("--every", "memory=1step")
     with Job(tmp_path, *PAUSE, launch=holds) as job:
-        job.wait_for_step(Random().choice((10, 14, 18)))
+        job.wait_for_step(draw().choice((10, 14, 18)))
         job.process.kill()
         job.process.wait()
         reached = min(job.steps(rank)[-1]["step"] for rank in (0, 1))

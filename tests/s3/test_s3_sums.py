@@ -1,6 +1,5 @@
 """Checksums in place of signed bodies, over https: only where the server holds them."""
 
-import os
 import socket
 import ssl
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from manifests import Values
+from seeds import drawn_bytes
 
 from resilient.checkpointer import About
 from resilient.clock import SystemClock
@@ -73,7 +73,7 @@ def test_a_server_that_knows_checksums_keeps_ours_and_no_body_is_signed(
     on_newer, monkeypatch, size
 ):
     digests = sent_digests(monkeypatch)
-    data = os.urandom(size)
+    data = drawn_bytes(size)
     store = open_https(on_newer)
     store.put("a", data)
     assert set(digests) == {"UNSIGNED-PAYLOAD"}
@@ -91,10 +91,10 @@ def test_a_body_that_is_not_the_one_meant_is_refused(on_newer, monkeypatch, size
         return Proof(good.digest, broken.headers)
 
     store = open_https(on_newer, within_seconds=1)
-    store.put("known", os.urandom(2 << 20))
+    store.put("known", drawn_bytes(2 << 20))
     monkeypatch.setattr(s3_wire, "summed", of_another)
     with pytest.raises(StoreUnavailable):
-        store.put("a", os.urandom(size))
+        store.put("a", drawn_bytes(size))
     assert [one.key for one in store.list()] == ["known"]
     assert on_newer.uploads() == []
 
@@ -102,7 +102,7 @@ def test_a_body_that_is_not_the_one_meant_is_refused(on_newer, monkeypatch, size
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_a_server_that_passes_over_checksums_gets_a_signature(bucket, monkeypatch, size):
     digests = sent_digests(monkeypatch)
-    data = os.urandom(size)
+    data = drawn_bytes(size)
     store = open_https(bucket)
     store.put("a", data)
     tried = digests.count("UNSIGNED-PAYLOAD")
@@ -118,7 +118,7 @@ def test_a_server_that_passes_over_checksums_gets_a_signature(bucket, monkeypatc
 def test_bodies_are_signed_over_http_and_on_request(on_newer, monkeypatch, where):
     digests = sent_digests(monkeypatch)
     store = open_https(on_newer, sign_bodies=True) if where == "wish" else on_newer.open("obstore")
-    store.put("a", os.urandom(2 << 20))
+    store.put("a", drawn_bytes(2 << 20))
     assert "UNSIGNED-PAYLOAD" not in digests
 
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_whose_bodies_are_not_signed_is_whole(on_newer):
     checkpointer = open_checkpointer(
         on_newer.url, emit=Emitter(SystemClock()), storage_options=options
     )
-    parts = {"model": Part(Values(mark=os.urandom(1 << 20) * 12))}
+    parts = {"model": Part(Values(mark=drawn_bytes(1 << 20) * 12))}
     checkpointer.resume(parts)
     for step in (1, 2):
         checkpointer.save(step, parts, About())
@@ -148,11 +148,11 @@ def test_under_faults_bodies_with_checksums_land_whole(on_newer, fault):
         inner = store._store
         # What breaks connections sees no TLS, so the checksums are asked for without it.
         inner._transfers._sums = Sums(is_asked=True)
-        store.put("known", os.urandom(2 << 20))
+        store.put("known", drawn_bytes(2 << 20))
         proxy.fault = fault
         ends = threading.Timer(1.5, lambda: setattr(proxy, "fault", Fault()))
         ends.start()
-        data = [os.urandom(2 * PART + one) for one in range(4)]
+        data = [drawn_bytes(2 * PART + one) for one in range(4)]
         for number, one in enumerate(data):
             store.put(f"a{number}", one)
         ends.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -19,10 +20,10 @@ from resilient.train.arguments.fields.data import DataArguments
 from resilient.train.arguments.fields.distributed import DistributedArguments
 from resilient.train.arguments.fields.evaluation import EvaluationArguments
 from resilient.train.arguments.fields.saving import HubArguments
+from resilient.train.arguments.json_values import json_value
 from resilient.train.arguments.old_names import in_todays_words
 from resilient.train.arguments.place import Derived
 from resilient.train.arguments.sources import from_file
-from resilient.train.copied import copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,8 @@ _DICTS = (
     *("ddp_comm_state_option", "parallelism_config"),
     *("lr_scheduler_kwargs", "optim_args"),
 )
+# Schedules that follow the metric of the best model.
+_FED_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
 
 
@@ -76,15 +79,19 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         check_types(self)
         self._work_out()
         check(self)
+        self.to_dict()
 
     def _settle(self) -> None:
-        """Bring spellings that mean the same to one: enums, paths, JSON, single names."""
-        for one in fields(self):
-            value = getattr(self, one.name)
+        """Bring spellings that mean the same to one: enums, paths, JSON, single names.
+
+        Fields of a subclass outside of this library stay as they are.
+        """
+        for name in _own_names(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Enum):
-                setattr(self, one.name, value.value)
+                setattr(self, name, value.value)
             elif isinstance(value, os.PathLike):
-                setattr(self, one.name, os.fspath(value))
+                setattr(self, name, os.fspath(value))
         for name in _PATHS:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -116,7 +123,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         if self.eval_strategy != "no":
             self.do_eval = True
         self.parallelism = parallelism_of(self, os.environ)
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _FED_BY_METRIC
+        if needs_metric and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
@@ -152,9 +160,16 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         """Return the fields as values that JSON can hold, without what is secret.
 
         Checkpoints, loggers and events take a run's configuration from here, and credentials
-        must reach none of them.
+        must reach none of them. A field of a subclass whose name ends with ``_token`` is hidden,
+        and a field with ``init=False`` is left out, as in Transformers.
+
+        Raises:
+            ConfigError: JSON cannot hold the value of a field.
         """
-        return copied(self, open_names(cast("Any", type(self))))
+        kind = cast("Any", type(self))
+        return {name: _shown(name, getattr(self, name)) for name in open_names(kind)} | {
+            name: f"<{name.upper()}>" for name in _hidden_names(kind)
+        }
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
         """Return the fields as plain values, as trackers take them; all else becomes text."""
@@ -170,10 +185,44 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
 
 @cache
-@cache
 def open_names(kind: Any) -> tuple[str, ...]:
-    """Return the names of a class of arguments' fields that are not secret."""
-    return tuple(one.name for one in fields(kind) if not one.metadata.get("is_secret"))
+    """Return the names of a class of arguments' fields that are neither secret nor hidden."""
+    hidden = _hidden_names(kind)
+    return tuple(
+        one.name
+        for one in fields(kind)
+        if one.init and one.name not in hidden and not one.metadata.get("is_secret")
+    )
+
+
+@cache
+def _own_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields that this library defines."""
+    ours = [one for one in kind.__mro__ if one.__module__.startswith("resilient.")]
+    names = {name for one in ours for name in inspect.get_annotations(one)}
+    return tuple(one.name for one in fields(kind) if one.name in names)
+
+
+@cache
+def _hidden_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of a subclass's fields whose values may be credentials."""
+    own = _own_names(kind)
+    return tuple(
+        one.name
+        for one in fields(kind)
+        if one.init and one.name.endswith("_token") and one.name not in own
+    )
+
+
+def _shown(name: str, value: Any) -> Any:
+    try:
+        return json_value(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the argument `{name}` cannot be saved with a checkpoint: {error}",
+            hint=f"give `{name}` as text, a number, a list or a dict, or make it a field with "
+            "`init=False`",
+        ) from error
 
 
 def _unfolded(name: str, value: Any) -> Any:

@@ -52,6 +52,8 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
     try:
         text = _text_of(file)
         values = formats[file.suffix.lower()](text)
+    except ConfigError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read arguments from `{path}`: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ Order of events::
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,10 @@ CONTEXT = (
     *("model", "processing_class", "optimizer", "lr_scheduler"),
     *("train_dataloader", "eval_dataloader"),
 )
+
+
+# States that come and go with arguments, which a resume reports by itself.
+_OWN_STATES = ("TrainerControl", "ReportTo")
 
 
 class TrainerCallback:
@@ -146,6 +151,9 @@ class CallbackHandler:
         args: passed to every callback.
         state: passed to every callback.
         control: passed to every callback; one that is returned instead is copied into it.
+
+    Attributes:
+        gone: callbacks that a checkpoint has a state of, and that are not here, by name.
     """
 
     def __init__(
@@ -155,9 +163,12 @@ class CallbackHandler:
         state: TrainerState,
         control: TrainerControl,
     ) -> None:
-        self.callbacks = [_made(one) for one in callbacks]
+        self.callbacks: list[Any] = []
+        for one in callbacks:
+            self._append(_made(one))
         self.control = control
         self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
+        self.gone: tuple[str, ...] = ()
         self._first = (args, state, control)
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self._find_listeners()
@@ -168,13 +179,18 @@ class CallbackHandler:
         Raises:
             ConfigError: it hears no event.
         """
-        self.callbacks.append(_made(callback))
+        self._append(_made(callback))
         self._find_listeners()
+
+    @property
+    def callback_list(self) -> str:
+        """The class names of the callbacks, one a line."""
+        return "\n".join(type(one).__name__ for one in self.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
         """Remove and return the given one, or the first of the given class; None if missing."""
         for one in self.callbacks:
-            if one is callback or type(one) is callback:
+            if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
                 self.callbacks.remove(one)
                 self._find_listeners()
                 return one
@@ -200,11 +216,26 @@ class CallbackHandler:
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back what is there; a callback that was added since keeps its own state."""
+        """Take back what is there, and remember whose states no callback takes.
+
+        A callback that was added since keeps its own state.
+        """
         self.control.load_state_dict(state_dict.get("TrainerControl", {}))
-        for name, one in self.stateful().items():
+        stateful = self.stateful()
+        for name, one in stateful.items():
             if name in state_dict:
                 give_back(one, state_dict[name])
+        self.gone = tuple(sorted(set(state_dict) - {*stateful, *_OWN_STATES}))
+
+    def _append(self, callback: Any) -> None:
+        name = type(callback).__name__
+        if any(type(one) is type(callback) for one in self.callbacks):
+            warnings.warn(
+                f"the trainer has two callbacks of the class `{name}`: each hears every event",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.callbacks.append(callback)
 
     def _find_listeners(self) -> None:
         self._listeners = {
@@ -283,8 +314,8 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
-    def on_train_begin(self, args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
-        """Check that there is a metric to watch.
+    def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
+        """Check that there is a metric to watch, and count from 0 in a run that begins.
 
         Raises:
             ConfigError: there is none, or nothing is evaluated.
@@ -293,6 +324,8 @@ class EarlyStoppingCallback(TrainerCallback):
             raise ConfigError(
                 "EarlyStoppingCallback needs `metric_for_best_model` and an `eval_strategy`"
             )
+        if state.best_metric is None and not state.global_step:
+            self.early_stopping_patience_counter = 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Compare with the best so far, which does not know this evaluation yet."""
@@ -308,6 +341,21 @@ class EarlyStoppingCallback(TrainerCallback):
             self.early_stopping_patience_counter += 1
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return arguments and attributes, as Transformers exports them."""
+        made_with = {
+            "early_stopping_patience": self.early_stopping_patience,
+            "early_stopping_threshold": self.early_stopping_threshold,
+        }
+        return {"args": made_with, "attributes": self.state_dict()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> EarlyStoppingCallback:
+        """Return a callback with the arguments and attributes that ``state`` returned."""
+        made = cls(**state["args"])
+        made.load_state_dict(state["attributes"])
+        return made
 
     def state_dict(self) -> dict[str, int]:
         """Return the counter; patience and threshold are the script's."""

@@ -102,6 +102,8 @@ class Cursor:
         streams: where the run's random numbers began, if it draws as another trainer and that
             draws the order of each epoch from them.
         drawn: what the order of this epoch was drawn from, then.
+        planned: the planned length of the run, with what the plan follows from; see
+            :mod:`resilient.train.plan`.
     """
 
     size: int
@@ -114,6 +116,7 @@ class Cursor:
     skipped: list[list[int]] = field(default_factory=list)
     streams: Streams | None = None
     drawn: str = ""
+    planned: Mapping[str, Any] | None = None
 
     def skip_to(self, epoch: int, samples: int, drawn: str = "") -> None:
         """Go to a later place, in this epoch or another, and remember what is left out."""
@@ -143,6 +146,7 @@ class Cursor:
             "group": self.group,
             **({"skipped": self.skipped} if self.skipped else {}),
             **({"drawn": self.drawn} if self.drawn else {}),
+            **({"planned": dict(self.planned)} if self.planned else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -171,11 +175,13 @@ class Cursor:
         self.group = state_dict.get("group", self.group)
         self.skipped = [list(one) for one in state_dict.get("skipped", [])]
         self.drawn = state_dict.get("drawn", "")
+        self.planned = state_dict.get("planned")
 
     def _go_to(self, place: Mapping[str, Any]) -> None:
         """Take over a position of another trainer."""
         self.epoch, self.samples = place_in_epoch(place, self.size)
         self.is_open = self.samples > 0
+        self.planned = None
         if self.is_open and self.streams is not None:
             self.drawn = find_drawn(place, self.streams, self.size)
         # What the stream was is of no use from here on.

@@ -155,9 +155,21 @@ def eval_loader(
     collate: Callable[[Any], Any],
     *,
     pin: bool,
+    persistent: bool = False,
 ) -> ShareLoader:
-    """Return a loader of this rank's share; it leaves torch's global random stream alone."""
-    options = worker_options(args, pin=pin) | {"persistent_workers": False}
+    """Return a loader of this rank's share; it leaves torch's global random stream alone.
+
+    Args:
+        args: of the run.
+        dataset: map-style.
+        share: which batches.
+        collate: samples -> batch.
+        pin: whether batches go to pinned memory.
+        persistent: whether the loader's processes live on between evaluations.
+    """
+    options = worker_options(args, pin=pin)
+    if options["num_workers"]:
+        options["persistent_workers"] = persistent
     return ShareLoader(
         dataset,
         share,
@@ -267,9 +279,3 @@ def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value
         for name, value in metrics.items()
     }
-
-
-def plain_numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield metrics with NumPy and tensor scalars as Python numbers, as JSON needs them."""
-    for name, value in metrics.items():
-        yield name, value.item() if hasattr(value, "item") else value

@@ -83,6 +83,12 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
     return tokenizer
 
 
+def saved_processing(processing_class: Any, collator: Any) -> Any:
+    """Return the processing class that is saved beside the model: the given, or the collator's."""
+    own = getattr(collator, "tokenizer", None) if processing_class is None else processing_class
+    return own if processing_class is not None or hasattr(own, "save_pretrained") else None
+
+
 def warn_of_tokenizer(level: int) -> None:
     """Tell whoever called, ``level`` calls above the warning, that it used an older name."""
     warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=level)

@@ -98,6 +98,8 @@ def make_optimizer(
         groups = options[held]
     try:
         return kind(groups, **rest)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"the options of `{kind.__name__}` do not fit: {error}") from error
 

@@ -48,27 +48,39 @@ def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
-    """Return the groups with the weights of the target modules in groups of their own.
+    """Return the other parameters, then the weights of the target modules with their options.
+
+    These are the two groups of Transformers. Transformers ignores `weight_decay` here. A decay
+    that is not 0 splits the first group, so that biases and norms do not decay.
 
     Raises:
         ConfigError: no linear module is named by ``optim_target_modules``, or no model is given.
     """
     found = given(args, model)
     targets = target_weights(args, found)
-    split = []
-    for group in parameter_groups(found, args.weight_decay):
-        chosen = [one for one in group["params"] if id(one) in targets]
-        rest = [one for one in group["params"] if id(one) not in targets]
-        split += [{**group, "params": rest}] if rest else []
-        split += [{**group, **options, "params": chosen}] if chosen else []
-    return split
+    if not args.weight_decay:
+        trained = [one for one in found.parameters() if one.requires_grad]
+        groups: Groups = [{"params": trained, "weight_decay": 0.0}]
+    else:
+        groups = parameter_groups(found, args.weight_decay)
+    rest = [{**one, "params": _outside(one["params"], targets)} for one in groups]
+    chosen = [{**one, **options, "params": _inside(one["params"], targets)} for one in groups]
+    return [one for one in (*rest, *chosen) if one["params"]]
+
+
+def _inside(parameters: list[Any], targets: set[int]) -> list[Any]:
+    return [one for one in parameters if id(one) in targets]
+
+
+def _outside(parameters: list[Any], targets: set[int]) -> list[Any]:
+    return [one for one in parameters if id(one) not in targets]
 
 
 def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     """Return the ids of the weights of the linear modules that ``optim_target_modules`` names.
 
-    A list holds ends of names or patterns, a text is a pattern for whole names, ``all-linear``
-    means all of them.
+    A list holds parts of names or patterns for whole names, as in Transformers. A text is a
+    pattern for whole names, and ``all-linear`` means all linear modules.
     """
     wanted = args.optim_target_modules
     if not wanted:
@@ -90,6 +102,4 @@ def _names(wanted: list[str] | str, module: str) -> bool:
     if isinstance(wanted, str):
         everything = wanted.replace("_", "-") == "all-linear"
         return everything or re.fullmatch(wanted, module) is not None
-    return any(
-        module == one or module.endswith(f".{one}") or re.fullmatch(one, module) for one in wanted
-    )
+    return any(one in module or re.fullmatch(one, module) for one in wanted)

@@ -57,6 +57,8 @@ def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any])
     name = args.lr_scheduler_type
     try:
         made: LRScheduler = FED[name](optimizer, **options)
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`lr_scheduler_kwargs` do not fit `{name}`: {error}") from error
     return made

@@ -49,6 +49,21 @@ class AskingMethods:
             raise ValueError("there is no optimizer before training")
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """Return the group that holds ``param``, or the parameters of each group.
+
+        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise ValueError("there is no optimizer before training")
+        for group in self.optimizer.param_groups:
+            if any(one is param for one in group["params"]):
+                return group
+        return [group["params"] for group in self.optimizer.param_groups]
+
     @property
     def best_checkpoint(self) -> str:
         """Where the best model's checkpoint is, for ``load_model``; empty if no checkpoint has it.

@@ -19,7 +19,12 @@ from resilient.train.evaluation import results
 from resilient.train.measures.memory import MemoryMeter
 from resilient.train.model.card import Told, write_card
 from resilient.train.model.export import gather_state, write_model
-from resilient.train.model.papers import processing_of, warn_of_tokenizer, write_beside
+from resilient.train.model.papers import (
+    processing_of,
+    saved_processing,
+    warn_of_tokenizer,
+    write_beside,
+)
 from resilient.train.model.precision import Precision
 from resilient.train.model.weights import load_weights
 from resilient.train.run import set_seed
@@ -49,6 +54,7 @@ class TrainerBase(AskingMethods, TrainerPrediction):
 
     made_with: Mapping[str, Any]
     trial: Any = None
+    _has_trained_weights: bool = False
     hp_name: Callable[[Any], str] | None = None
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
@@ -202,7 +208,8 @@ class TrainerBase(AskingMethods, TrainerPrediction):
         if self.state.is_world_process_zero:
             folder = Path(output_dir or self.args.output_dir)
             write_model(self.model, state, folder)
-            write_beside(folder, self.processing_class, self.args.to_dict())
+            processing = saved_processing(self.processing_class, self.data_collator)
+            write_beside(folder, processing, self.args.to_dict())
 
     def load_model(self, checkpoint: str) -> str:
         """Load only the weights of a checkpoint, of any run of this model. Collective.
@@ -223,7 +230,9 @@ class TrainerBase(AskingMethods, TrainerPrediction):
             IntegrityError: it is damaged; the model is as it was.
             IncompatibleCheckpoint: it holds another model.
         """
-        return load_weights(self.session, self.model, os.fspath(checkpoint))
+        loaded = load_weights(self.session, self.model, os.fspath(checkpoint))
+        self._has_trained_weights = False
+        return loaded
 
     def create_model_card(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
+from resilient.errors import ConfigError
 from resilient.train.data.drawing import draw_for_loader
 from resilient.train.data.orders import Sampling, sampling_for
 from resilient.train.data.pruning import PruningCollator, prune_dataset, taken_columns
@@ -55,6 +56,7 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
     data_collator: Callable[[Any], Any]
     processing_class: Any = None
     model_init: Callable[..., nn.Module] | None = None
+    _eval_loaders: Sequence[tuple[Any, tuple[int, Any], DataLoader[Any]]] = ()
 
     def prediction_step(
         self,
@@ -122,10 +124,40 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:
         """Return a loader of this rank's share of a dataset, the trainer's if none is given.
 
+        A text names a dataset of the trainer's own dict. With ``dataloader_persistent_workers``
+        the loader of a dataset, and so its processes, serves all evaluations.
+
         What an override returns is counted batch by batch. Several ranks share the batches of a
         plain ``DataLoader`` that is not shuffled; another is refused there.
         """
-        return self._loader_of_share(self.eval_dataset if eval_dataset is None else eval_dataset)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self._eval_set(dataset)
+        if not (self.args.dataloader_persistent_workers and self.args.dataloader_num_workers):
+            return self._loader_of_share(dataset)
+        made_for = (self.args.per_device_eval_batch_size, self.data_collator)
+        for kept, how, loader in self._eval_loaders:
+            if kept is dataset and how == made_for:
+                return loader
+        made = self._loader_of_share(dataset, persistent=True)
+        if not isinstance(made, StreamEvaluation):
+            self._eval_loaders = [*self._eval_loaders, (dataset, made_for, made)]
+        return made
+
+    def _eval_set(self, name: str) -> Any:
+        """Return a dataset of the trainer's own dict.
+
+        Raises:
+            ConfigError: there is no dataset of that name.
+        """
+        sets: Any = self.eval_dataset
+        if isinstance(sets, Mapping) and name in sets:
+            return sets[name]
+        known = ", ".join(map(str, sets)) if isinstance(sets, Mapping) else "none"
+        raise ConfigError(
+            f"`eval_dataset` has no dataset named `{name}` (it names: {known})",
+            hint="give the Trainer `eval_dataset={name: dataset}`, or give the dataset itself",
+        )
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any] | StreamEvaluation:
         """Return what ``predict`` loads a dataset with; an override as in ``evaluate``."""
@@ -158,14 +190,17 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         is_ours = evaluate.__module__.startswith("resilient.train.")
         return sets if is_dict and is_ours else None
 
-    def _loader_of_share(self, dataset: Any) -> DataLoader[Any] | StreamEvaluation:
+    def _loader_of_share(
+        self, dataset: Any, *, persistent: bool = False
+    ) -> DataLoader[Any] | StreamEvaluation:
         share = self._share_of(dataset)
         if self.train_sampler is not None:
             draw_for_loader(self.train_sampler.cursor)
         dataset, collate = self._pruned(dataset)
         if isinstance(share, StreamShare):
             return stream_evaluation(self.args, dataset, share, collate, pin=self._on_gpu)
-        return eval_loader(self.args, dataset, share, collate, pin=self._on_gpu)
+        how = {"pin": self._on_gpu, "persistent": persistent}
+        return eval_loader(self.args, dataset, share, collate, **how)
 
     def train_sampling(self) -> Sampling:
         """Return the order of the samples; override it for one of your own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
@@ -34,6 +35,8 @@ class MakingHooks:
     lr_scheduler: LRScheduler | None
     optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None
     makes_scheduler: bool = True
+    _given: tuple[Any, Any] = (None, None)
+    _given_states: tuple[Any, Any] | None = None
 
     def create_optimizer(self) -> Optimizer:
         """Make ``self.optimizer`` unless one was given, and return it.
@@ -125,12 +128,31 @@ class MakingHooks:
         schedules.require_own(self.args, self.lr_scheduler)
         return self.optimizer, self.lr_scheduler
 
+    def _note_given_states(self) -> None:
+        """Remember how a given optimizer and scheduler are before the first training."""
+        if self._given_states is None:
+            optimizer, scheduler = (
+                None if one is None else deepcopy(one.state_dict()) for one in self._given
+            )
+            self._given_states = (optimizer, scheduler)
+
+    def _make_optimizers_anew(self) -> None:
+        """Forget the optimizer and the scheduler of an earlier training.
+
+        What the trainer made is made again. What was given goes back to the state that it had
+        before the first training.
+        """
+        self.optimizer, self.lr_scheduler = self._given
+        for one, state in zip(self._given, self._given_states or (), strict=False):
+            if one is not None:
+                one.load_state_dict(deepcopy(state))
+
     def _take_optimizers(
         self,
         optimizers: tuple[Optimizer | None, LRScheduler | None],
         given: tuple[type[Optimizer], dict[str, Any]] | None,
     ) -> None:
-        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = self._given = optimizers
         self.makes_scheduler = self.lr_scheduler is None
         if given is not None and self.optimizer is not None:
             raise ConfigError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from resilient.errors import ConfigError
+from resilient.state.numbers import plain_log, plain_value
 from resilient.state.rng import RandomState
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.evaluation.batch_metrics import BatchMetrics
@@ -19,7 +20,6 @@ from resilient.train.evaluation.evaluate import (
     EvalPrediction,
     PredictionOutput,
     Tally,
-    plain_numbers,
     prefixed,
 )
 from resilient.train.evaluation.evaluate_stream import StreamShare
@@ -77,18 +77,17 @@ class TrainerPrediction(TrainerHooks):
 
         Args:
             eval_dataset: a dataset, a dict of them (metrics ``<prefix>_<name>_*``), or a name in
-                the trainer's own dict.
+                the trainer's own dict (metrics ``<prefix>_*``).
             ignore_keys: outputs of the model that are no predictions; None: those that its config
                 names.
             metric_key_prefix: begins the name of every metric.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = {dataset: self.eval_dataset[dataset]}
         if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
             metrics: dict[str, Any] = {}
             for name, one in dataset.items():
-                metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
+                of = one if eval_dataset is not None else name
+                metrics |= self.evaluate(of, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
         with draws_given_back(self.train_sampler):
@@ -129,10 +128,14 @@ class TrainerPrediction(TrainerHooks):
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - the field's signature
         """Add numbers to the history, with the epoch and the step, and tell them.
 
-        Callbacks get a copy. Speeds since ``start_time`` are no part of a history, which is the
-        same in each run of the same training.
+        Callbacks get a copy. NumPy numbers and tensors of one element become numbers. Speeds
+        since ``start_time`` are no part of a history, which is the same in each run of the same
+        training.
+
+        Raises:
+            UnsavableState: a value is neither a number nor text, nor a dict or list of them.
         """
-        entry = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
+        entry = {**plain_log(logs), "epoch": self.state.epoch, "step": self.state.global_step}
         if self.args.include_num_input_tokens_seen != "no":
             entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
         self.state.history.note(entry)
@@ -234,7 +237,7 @@ class TrainerPrediction(TrainerHooks):
             wanted = losses if "loss" in self.args.include_for_metrics else None
             spread = None if wanted is None else share.spread(wanted)
             metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
-        named = dict(plain_numbers(prefixed(metrics, prefix)))
+        named: dict[str, Any] = plain_value(prefixed(metrics, prefix))
         return PredictionOutput(predictions, labels, named)
 
     def _batch_metrics(self, share: Share, *, loss_only: bool) -> BatchMetrics | None:

@@ -130,9 +130,16 @@ def take_trial(trainer: Any, trial: Any) -> None:
         for name, value in argument_values(params_of(trial), args, trainer.model_init).items():
             setattr(args, name, value)
         check(args)
-    if trainer.model_init is None:
-        return
-    # As in a trainer that is new.
+    if trainer.model_init is not None:
+        remake_model(trainer, trial)
+
+
+def remake_model(trainer: Any, trial: Any) -> None:
+    """Give a trainer a new model of its ``model_init``, seeded as in a trainer that is new.
+
+    The optimizer and the scheduler of the old model are forgotten.
+    """
+    args = trainer.args
     is_theirs = args.random_numbers == "transformers"
     set_seed(args.seed + (0 if is_theirs else trainer.session.data_world.rank))
     model = call_model_init(trainer.model_init, trial)

@@ -8,6 +8,7 @@ import mmap
 import os
 
 import pytest
+from seeds import drawn_bytes
 
 from resilient.storage.handle import PosixHandle
 from resilient.storage.local import LocalStore
@@ -18,7 +19,7 @@ PIECES = (0, 1, 4095, 4096, 4097, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, SIZE_BY
 
 @pytest.fixture(scope="module")
 def content():
-    return os.urandom(SIZE_BYTES)
+    return drawn_bytes(SIZE_BYTES)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """A checksum in place of a signature: what a server may answer to it, word by word."""
 
 import base64
-import os
 from contextlib import contextmanager
 
 import pytest
 from crc32c import crc32c
 from s3answers import BEGUN, DONE, refused, said, serving
+from seeds import drawn_bytes
 
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.s3_proofs import Sums
@@ -32,7 +32,7 @@ def summed_of(server):
 
 
 def test_a_checksum_that_the_server_says_again_stands_for_a_signature():
-    data = os.urandom(2 << 20)
+    data = drawn_bytes(2 << 20)
     with summing(held(data), held(data)) as (server, transfers):
         for _ in range(2):
             transfers.put("a", memoryview(data), len(data), 1)

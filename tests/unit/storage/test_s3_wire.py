@@ -1,11 +1,11 @@
 """What a server of S3 may answer over our own connections, word by word."""
 
 import hashlib
-import os
 import socket
 
 import pytest
 from s3answers import BEGUN, CLOSE, DONE, Server, refused, said, serving
+from seeds import drawn_bytes
 
 from resilient.clock import SystemClock
 from resilient.errors import KeyNotFound, StoreDenied, StoreError, StoreUnavailable
@@ -25,7 +25,7 @@ def fill(transfers, size, start=0):
 
 
 def test_a_range_fills_its_room_and_the_connection_is_used_again():
-    data = os.urandom(3 << 20)
+    data = drawn_bytes(3 << 20)
     with serving(said(206, data), said(206, data[:5])) as (server, transfers):
         came, memory, told = fill(transfers, len(data), 7)
         assert (came, memory) == (len(data), data)
@@ -82,7 +82,7 @@ def test_an_answer_that_drips_ends_with_the_time_of_a_request():
 
 
 def test_an_object_of_one_part_is_one_request_with_its_digest():
-    data = os.urandom(2 << 20)
+    data = drawn_bytes(2 << 20)
     with serving(said(200)) as (server, transfers):
         transfers.put("a", memoryview(data), len(data), 4)
         assert server.bodies == [data]
@@ -90,7 +90,7 @@ def test_an_object_of_one_part_is_one_request_with_its_digest():
 
 
 def test_parts_are_put_together_in_their_order():
-    data = os.urandom(5000)
+    data = drawn_bytes(5000)
     answers = [said(200, BEGUN), *(said(200, b"", 'etag: "t&t"\r\n') for _ in range(3))]
     with serving(*answers, said(200, DONE)) as (server, transfers):
         transfers.put("a", memoryview(data), 2000, 1)
@@ -123,7 +123,7 @@ def test_parts_that_come_to_nothing_are_aborted(answers, raised):
 
 
 def test_a_server_that_sends_elsewhere_is_left_to_the_library(monkeypatch):
-    data = os.urandom(1 << 20)
+    data = drawn_bytes(1 << 20)
     server = Server(refused(307, "TemporaryRedirect"), said(200, b"", 'etag: "x"\r\n'))
     try:
         given = {"endpoint": f"http://127.0.0.1:{server.port}", "key": "k", "secret": "s"}

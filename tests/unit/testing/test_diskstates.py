@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from seeds import draw
 
 from resilient.testing.diskops import Act, Op
 from resilient.testing.diskstates import BLOCK_BYTES, Disk
@@ -123,7 +124,7 @@ def test_the_same_contents_under_other_names_have_another_digest():
         *(Op(Act.WRITE, file=number, data=b"x" * 208) for number in range(3)),
     ]
     for _ in range(20):
-        ops[2] = Op(Act.CREATE, ("folder", f"tmp-{Random().random()}"), file=1)
+        ops[2] = Op(Act.CREATE, ("folder", f"tmp-{draw().random()}"), file=1)
         assert len(left(ops, {}, limit=4000)) == 1 + (1 + 5) ** 3
 
 

@@ -31,8 +31,22 @@ def test_a_script_may_ask_what_it_asks_of_the_fields_trainer(tmp_path):
     assert len(trainer.get_learning_rates()) == len(trainer.optimizer.param_groups)
 
 
+def test_optimizer_group_of_parameter(tmp_path, repository):
+    trainer = make_trainer(tmp_path, max_steps=2)
+    with pytest.raises(ValueError, match="no optimizer before training"):
+        trainer.get_optimizer_group()
+    trainer.create_optimizer()
+    groups = trainer.optimizer.param_groups
+    weight = trainer.model.layers[0].weight
+    assert trainer.get_optimizer_group(weight) is groups[0]
+    assert trainer.get_optimizer_group(trainer.model.layers[0].bias) is groups[1]
+    assert [len(one) for one in trainer.get_optimizer_group()] == [len(g["params"]) for g in groups]
+
+
 def test_a_callback_is_removed_by_itself_or_by_its_class(tmp_path):
-    trainer = make_trainer(tmp_path, callbacks=[Quiet, own := Quiet()])
+    with pytest.warns(UserWarning, match="two callbacks of the class `Quiet`"):
+        trainer = make_trainer(tmp_path, callbacks=[Quiet, own := Quiet()])
+    assert trainer.callback_handler.callback_list.split("\n")[-2:] == ["Quiet", "Quiet"]
     trainer.remove_callback(own)
     assert sum(type(one) is Quiet for one in trainer.callback_handler.callbacks) == 1
     trainer.remove_callback(Quiet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from models import DieAfter, Dies, make_trainer
 
+from resilient import EarlyStoppingCallback
 from resilient.errors import ConfigError
 from resilient.train.callbacks.callback import EVENTS, TrainerCallback
 from resilient.train.state import TrainerControl
@@ -157,7 +158,7 @@ def test_callbacks_that_would_hear_nothing_are_refused(tmp_path):
         def on_step_end(self, args, state, control, /, **_):
             pass
 
-    make_trainer(tmp_path, callbacks=[Duck(), Duck, TrainerCallback()])
+    make_trainer(tmp_path, callbacks=[Duck, TrainerCallback()])
     trainer = make_trainer(tmp_path, callbacks=None)
     for wrong in (object(), object):
         with pytest.raises(ConfigError, match=r"`object`, .* derive it from TrainerCallback"):
@@ -166,3 +167,23 @@ def test_callbacks_that_would_hear_nothing_are_refused(tmp_path):
             trainer.add_callback(wrong)
     with pytest.raises(ConfigError, match=r"of type `Duck`: write callbacks=\[...\]"):
         make_trainer(tmp_path, callbacks=Duck())
+
+
+STOPPING = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+
+
+def test_resume_names_callback_that_is_gone(tmp_path, capfd):
+    options = {**STOPPING, "eval_size": 4, "save_steps": 1}
+    make_trainer(tmp_path, callbacks=[EarlyStoppingCallback(5)], max_steps=2, **options).train()
+    assert "does not have" not in capfd.readouterr().err
+    make_trainer(tmp_path, max_steps=4, **options).train()
+    assert "this run does not have: EarlyStoppingCallback" in capfd.readouterr().err
+
+
+def test_early_stopping_state_is_that_of_transformers():
+    from transformers import EarlyStoppingCallback as Theirs
+
+    ours, theirs = EarlyStoppingCallback(3, 0.5), Theirs(3, 0.5)
+    ours.early_stopping_patience_counter = theirs.early_stopping_patience_counter = 2
+    assert ours.state() == theirs.state()
+    assert EarlyStoppingCallback.from_state(theirs.state()).state() == theirs.state()

@@ -103,7 +103,8 @@ def test_two_callbacks_of_one_class_and_a_new_one_survive_a_resume(tmp_path, rep
     saved = repository.checkpoints[max(repository.checkpoints)]["callbacks"]
     assert saved.keys() == {"TrainerControl", "Counts"}
     first, second = Counts(), Counts()
-    make_trainer(tmp_path, callbacks=[first, second]).train()
+    with pytest.warns(UserWarning, match="two callbacks of the class `Counts`"):
+        make_trainer(tmp_path, callbacks=[first, second]).train()
     assert (first.steps, second.steps) == (26, 26 - 8)
     saved = repository.checkpoints[max(repository.checkpoints)]["callbacks"]
     assert saved.keys() == {"TrainerControl", "Counts", "Counts_2"}

@@ -1,0 +1,474 @@
+"""Random training configurations: ours unbroken, ours killed and resumed, stock Transformers.
+
+::
+
+    python tests/helpers/configurations.py --count 300 --seed 1          # all of them
+    python tests/helpers/configurations.py --only 17 --seed 1 --shows    # one, with its options
+
+Each training is a fork of one process, which imports torch and Transformers once. One line of JSON
+tells of each configuration: what differs, and the options if something does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import Dataset
+from transformers.trainer_callback import ExportableState
+
+import resilient
+
+KILLED = 9
+LIVES_MAX = 12
+EVENTS = (
+    *("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end"),
+    *("on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_evaluate"),
+    *("on_prediction_step", "on_save", "on_log", "on_epoch_end", "on_train_end"),
+)
+SCHEDULES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("linear", "cosine", "constant", "constant_with_warmup")},
+    **{name: {} for name in ("polynomial", "inverse_sqrt", "cosine_with_restarts")},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 3},
+    "reduce_lr_on_plateau": {"patience": 0, "factor": 0.5},
+}
+OPTIMIZERS: dict[str, str | None] = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adafactor", "rmsprop", "adagrad")),
+    "sgd": "momentum=0.9",
+}
+
+
+@dataclass
+class Configuration:
+    """One training.
+
+    Attributes:
+        seed: of the model and the data.
+        options: of both TrainingArguments.
+        ours: of ours alone.
+        data: sizes of the training and the evaluation set; 0: no evaluation set.
+        model: how the model is made.
+        patience: of EarlyStoppingCallback; 0: none.
+        acts: flag of the control -> steps at which a callback raises it.
+        metrics: whether there are metrics beside the loss.
+        kills: event and its number, one for each life that is killed.
+    """
+
+    seed: int
+    options: dict[str, Any]
+    ours: dict[str, Any]
+    data: tuple[int, int]
+    model: dict[str, Any]
+    patience: int
+    acts: dict[str, list[int]]
+    metrics: bool
+    kills: list[tuple[str, int]] = field(default_factory=list)
+
+
+def draw(number: int, seed: int) -> Configuration:
+    """Return the configuration of a number."""
+    random = Random(f"{seed}/{number}")
+    size, batch = random.randint(6, 24), random.randint(1, 5)
+    accumulation = random.choice((1, 1, 2, 3, 4))
+    options: dict[str, Any] = {
+        "per_device_train_batch_size": batch,
+        "per_device_eval_batch_size": random.randint(1, 5),
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": random.choice((0.1, 0.03, 0.003)),
+        "weight_decay": random.choice((0.0, 0.0, 0.1)),
+        "max_grad_norm": random.choice((0.0, 0.1, 1.0)),
+        "warmup_steps": random.choice((0, 0, 2, 0.25)),
+        "seed": random.randrange(1000),
+        "dataloader_drop_last": random.random() < 0.2,
+        "train_sampling_strategy": random.choice(("random", "random", "sequential")),
+        "save_total_limit": random.choice((None, None, 1, 2)),
+        "logging_first_step": random.random() < 0.3,
+        "logging_strategy": random.choice(("steps", "steps", "steps", "epoch", "no")),
+        "logging_steps": random.choice((1, 2, 3, 0.3)),
+    }
+    if random.random() < 0.3:
+        options["data_seed"] = random.randrange(1000)
+    if random.random() < 0.5:
+        options["max_steps"] = random.randint(2, 12)
+    else:
+        options["num_train_epochs"] = random.choice((1, 1.5, 2, 3))
+    _draw_optimizer(random, options)
+    patience = _draw_evaluation(random, options)
+    dropout = random.choice((0.0, 0.0, 0.3))
+    eval_size = random.randint(3, 9)
+    if options["dataloader_drop_last"]:
+        # Transformers leaves out samples of evaluations too: docs/parity.md.
+        eval_size *= options["per_device_eval_batch_size"]
+    found = Configuration(
+        seed=random.randrange(1000),
+        options=options,
+        ours={"random_numbers": "transformers"} if dropout else {},
+        data=(max(size, batch), eval_size),
+        model={"dropout": dropout, "counts": random.random() < 0.3},
+        patience=patience,
+        acts=_draw_acts(random),
+        metrics=options.get("metric_for_best_model") == "accuracy" or random.random() < 0.3,
+    )
+    found.kills = [_draw_kill(random) for _ in range(random.choice((1, 1, 2, 3)))]
+    return found
+
+
+def _draw_optimizer(random: Random, options: dict[str, Any]) -> None:
+    options["optim"] = random.choice([*OPTIMIZERS])
+    if OPTIMIZERS[options["optim"]]:
+        options["optim_args"] = OPTIMIZERS[options["optim"]]
+    options["lr_scheduler_type"] = name = random.choice([*SCHEDULES])
+    if SCHEDULES[name]:
+        options["lr_scheduler_kwargs"] = dict(SCHEDULES[name])
+
+
+def _draw_evaluation(random: Random, options: dict[str, Any]) -> int:
+    """Draw when to evaluate and to save; return the patience of early stopping."""
+    is_fed = options["lr_scheduler_type"] == "reduce_lr_on_plateau"
+    how = random.choice(("steps", "epoch") if is_fed else ("no", "steps", "steps", "epoch"))
+    options["eval_strategy"] = how
+    if how == "steps":
+        options["eval_steps"] = random.choice((1, 2, 3, 0.4))
+    if how != "no":
+        options["eval_delay"] = random.choice((0, 0, 2))
+        options["eval_on_start"] = random.random() < 0.2
+    saves = random.choice(("steps", "steps", "epoch", "no", "best"))
+    saves = "steps" if how == "no" and saves == "best" else saves
+    options["save_strategy"] = saves
+    options["save_steps"] = random.choice((1, 2, 3, 0.5))
+    patience = 0
+    if how != "no" and (saves == "best" or random.random() < 0.6):
+        options["metric_for_best_model"] = random.choice(("loss", "accuracy"))
+        patience = random.choice((0, 1, 2))
+        if saves == how and random.random() < 0.6:
+            options["load_best_model_at_end"] = True
+            options["save_steps"] = options.get("eval_steps", 1)
+    return patience
+
+
+def _draw_acts(random: Random) -> dict[str, list[int]]:
+    acts: dict[str, list[int]] = {}
+    for flag in ("should_epoch_stop", "should_training_stop", "should_save", "should_log"):
+        if random.random() < 0.2:
+            acts[flag] = sorted(random.sample(range(1, 10), random.choice((1, 1, 2))))
+    return acts
+
+
+def _draw_kill(random: Random) -> tuple[str, int]:
+    event = random.choice(EVENTS)
+    return event, 1 if event in ("on_train_begin", "on_train_end") else random.randint(1, 8)
+
+
+class Model(nn.Module):
+    """Classifies; with ``counts`` it divides its loss as models of Transformers do."""
+
+    def __init__(self, seed: int, dropout: float, *, counts: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.inner, self.norm, self.outer = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.dropout = nn.Dropout(dropout)
+        self.accepts_loss_kwargs = counts
+        with torch.no_grad():
+            for one in self.parameters():
+                one.copy_(torch.randn(one.shape, generator=generator) * 0.5)
+
+    def forward(self, x, labels=None, num_items_in_batch=None):
+        logits = self.outer(self.dropout(torch.tanh(self.norm(self.inner(x)))))
+        found = {"logits": logits}
+        if labels is not None and num_items_in_batch is not None:
+            whole = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            found = {"loss": whole / num_items_in_batch, **found}
+        elif labels is not None:
+            found = {"loss": nn.functional.cross_entropy(logits, labels), **found}
+        return found
+
+
+class Samples(Dataset):
+    def __init__(self, size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(size, 4, generator=generator)
+        self.y = torch.randint(0, 3, (size,), generator=generator)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "labels": int(self.y[index])}
+
+
+def accuracy(prediction):
+    found = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": np.mean(found)}
+
+
+class Acts:
+    """Raises flags at steps."""
+
+    def __init__(self, acts):
+        self.acts = acts
+
+    def on_step_end(self, args, state, control, **_):
+        for flag, steps in self.acts.items():
+            if state.global_step in steps:
+                setattr(control, flag, True)
+
+
+class Counts:
+    """Has a state."""
+
+    def __init__(self, counted=0):
+        self.counted = counted
+
+    def on_step_end(self, args, state, control, **_):
+        self.counted += 1
+
+    def state(self):
+        return {"args": {}, "attributes": {"counted": self.counted}}
+
+    @classmethod
+    def from_state(cls, state):
+        made = cls()
+        made.counted = state["attributes"]["counted"]
+        return made
+
+
+class OurActs(Acts, resilient.TrainerCallback):
+    pass
+
+
+class OurCounts(Counts, resilient.TrainerCallback):
+    pass
+
+
+class TheirActs(Acts, transformers.TrainerCallback):
+    pass
+
+
+class TheirCounts(Counts, transformers.TrainerCallback, ExportableState):
+    pass
+
+
+class Kills(resilient.TrainerCallback):
+    """Ends the process at an event."""
+
+    def __init__(self, event: str, number: int) -> None:
+        self.left = number
+
+        def at_event(*_: Any, **__: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                os._exit(KILLED)
+
+        setattr(self, event, at_event)
+
+
+def our_trainer(one: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
+    """Return our trainer of a configuration."""
+    callbacks = [OurActs(one.acts), OurCounts()]
+    if one.patience:
+        callbacks.append(resilient.EarlyStoppingCallback(one.patience))
+    if kill is not None:
+        callbacks.append(Kills(*kill))
+    args = resilient.TrainingArguments(str(folder), disable_tqdm=True, **one.options, **one.ours)
+    return _trainer(resilient.Trainer, one, args, callbacks)
+
+
+def their_trainer(one: Configuration, folder: Path) -> Any:
+    """Return the trainer of Transformers of a configuration."""
+    callbacks = [TheirActs(one.acts), TheirCounts()]
+    if one.patience:
+        callbacks.append(transformers.EarlyStoppingCallback(one.patience))
+    args = transformers.TrainingArguments(
+        str(folder), disable_tqdm=True, report_to=[], use_cpu=True, **one.options
+    )
+    return _trainer(transformers.Trainer, one, args, callbacks)
+
+
+def _trainer(kind: Any, one: Configuration, args: Any, callbacks: list[Any]) -> Any:
+    size, eval_size = one.data
+    return kind(
+        Model(one.seed, **one.model),
+        args,
+        train_dataset=Samples(size, 1),
+        eval_dataset=Samples(eval_size, 2) if args.eval_strategy != "no" else None,
+        compute_metrics=accuracy if one.metrics else None,
+        callbacks=callbacks,
+    )
+
+
+def seen_of(trainer: Any, output: Any) -> dict[str, Any]:
+    """Return what a training ended with."""
+    state = trainer.state
+    counts = next(o for o in trainer.callback_handler.callbacks if isinstance(o, Counts))
+    moments = [
+        {name: value for name, value in held.items() if torch.is_tensor(value)}
+        for held in trainer.optimizer.state.values()
+    ]
+    return {
+        "weights": {name: one.clone() for name, one in trainer.model.state_dict().items()},
+        "moments": moments,
+        "rates": [group["lr"] for group in trainer.optimizer.param_groups],
+        "history": [dict(one) for one in state.log_history],
+        "step": state.global_step,
+        "epoch": state.epoch,
+        "max_steps": state.max_steps,
+        "best": (state.best_metric, state.best_global_step),
+        "counted": counts.counted,
+        "train_loss": output.training_loss,
+        "stops": trainer.control.should_training_stop,
+    }
+
+
+def in_fork(work: Any, told: Path) -> tuple[int, Any]:
+    """Run ``work`` in a fork; return its status, and its result or what it said."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        _in_child(work, told)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status == 0:
+        return status, pickle.loads(told.read_bytes())  # noqa: S301 - of our own child
+    return status, told.with_suffix(".log").read_text()[-3000:]
+
+
+def _in_child(work: Any, told: Path) -> None:
+    log = os.open(told.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        told.write_bytes(pickle.dumps(work()))
+    except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def train_ours(one: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
+    trainer = our_trainer(one, folder, kill)
+    return seen_of(trainer, trainer.train())
+
+
+def train_theirs(one: Configuration, folder: Path) -> Any:
+    trainer = their_trainer(one, folder)
+    return seen_of(trainer, trainer.train())
+
+
+def resumed(one: Configuration, folder: Path) -> tuple[int, Any, int]:
+    """Return how a training ended whose first lives were killed, and how many were."""
+    for killed, kill in enumerate((*one.kills, None)):
+        status, found = in_fork(lambda kill=kill: train_ours(one, folder, kill), folder / "told")
+        if status != KILLED:
+            return status, found, killed
+    raise AssertionError("the last life has no kill")
+
+
+# Speeds, which no two runs share.
+_SPEEDS = ("_runtime", "_per_second", "total_flos")
+
+
+def compared(one: Configuration, place: Path) -> dict[str, Any]:
+    """Run a configuration three times; return what differs."""
+    folders = [place / name for name in ("unbroken", "resumed", "theirs")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    first, ours = in_fork(lambda: train_ours(one, folders[0], None), folders[0] / "told")
+    status, theirs = in_fork(lambda: train_theirs(one, folders[2]), folders[2] / "told")
+    if first or status:
+        return {"failed": {"ours": ours if first else "", "theirs": theirs if status else ""}}
+    ended, again, killed = resumed(one, folders[1])
+    report: dict[str, Any] = {"killed": killed, "steps": ours["step"]}
+    if ended:
+        return {**report, "failed": {"resumed": again}}
+    return {
+        **report,
+        "resumed": list(differences(ours, again, exact=True)),
+        "theirs": list(differences(as_theirs(ours), as_theirs(theirs), exact=False)),
+    }
+
+
+def as_theirs(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return what both trainers should end with."""
+    history = [
+        {name: one for name, one in entry.items() if not name.endswith(_SPEEDS)}
+        for entry in seen["history"]
+    ]
+    return {**seen, "history": history}
+
+
+def differences(one: Any, other: Any, path: str = "", *, exact: bool) -> Any:
+    """Yield where two results differ; numbers may by rounding unless ``exact``."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() ^ other.keys()):
+            yield f"{path}/{name} is in {'the first' if name in one else 'the second'} only"
+        pairs = {name: (one[name], other[name]) for name in one if name in other}
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            yield f"{path}: {len(one)} and {len(other)} entries: {one!r:.600} {other!r:.600}"
+        pairs = {str(nth): pair for nth, pair in enumerate(zip(one, other, strict=False))}
+    else:
+        pairs = {}
+        if not _is_same(one, other, exact=exact):
+            yield f"{path}: {one!r:.80} {other!r:.80}"
+    for name, pair in pairs.items():
+        yield from differences(*pair, f"{path}/{name}", exact=exact)
+
+
+def _is_same(one: Any, other: Any, *, exact: bool) -> bool:
+    if torch.is_tensor(one) and torch.is_tensor(other):
+        return torch.equal(one, other) or (
+            not exact and one.shape == other.shape and torch.allclose(one, other, 1e-4, 1e-6)
+        )
+    if one == other or (one != one and other != other):  # noqa: PLR0124 - NaN is not itself
+        return True
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return bool(not exact and numbers and abs(one - other) <= 1e-6 + 2e-4 * abs(one))
+
+
+def main() -> int:
+    """Run configurations; return 1 if something differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--begin", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--shows", action="store_true")
+    said = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108, PTH112 - to be quick
+    numbers = range(said.begin, said.begin + said.count) if said.only is None else [said.only]
+    differ = 0
+    for number in numbers:
+        place = Path(tempfile.mkdtemp(prefix="configuration-", dir=memory))
+        try:
+            one = draw(number, said.seed)
+            report = compared(one, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        is_odd = any(report.get(name) for name in ("failed", "resumed", "theirs"))
+        differ += is_odd
+        shown = vars(one) if is_odd or said.shows else {}
+        line = {"number": number, **report, **shown}
+        sys.stdout.write(json.dumps(line, default=repr) + "\n")
+        sys.stdout.flush()
+    return int(differ > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

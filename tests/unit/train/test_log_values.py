@@ -1,0 +1,149 @@
+"""Numbers of NumPy and torch in logs and metrics."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models import Noisy, make_trainer
+
+from resilient import Trainer
+from resilient.adapters.transformers import ResilientCallback
+from resilient.errors import ConfigError, UnsavableState
+
+NUMBERS = {
+    "float64": np.float64(1.5),
+    "float32": np.float32(1.5),
+    "int64": np.int64(3),
+    "bool": np.bool_(1),
+    "array": np.array([2.5]),
+    "tensor": torch.tensor([[4.0]]),
+    "text": np.str_("word"),
+    "report": {"inner": np.float32(0.5), "list": [np.int64(1)]},
+}
+PLAIN = {
+    "float64": 1.5,
+    "float32": 1.5,
+    "int64": 3,
+    "bool": True,
+    "array": 2.5,
+    "tensor": 4.0,
+    "text": "word",
+    "report": {"inner": 0.5, "list": [1]},
+}
+ARRAYS = [np.array([1.0, 2.0]), torch.ones(2), {"deep": np.zeros(3)}, object()]
+
+
+def logging_kind(base, logs):
+    class Logs(base):
+        def compute_loss(self, *given, **named):
+            if self.model.training:
+                self.log(dict(logs))
+            return super().compute_loss(*given, **named)
+
+    return Logs
+
+
+def logged(history):
+    entry = next(one for one in history if "float64" in one)
+    return {name: value for name, value in entry.items() if name in NUMBERS}
+
+
+def test_log_numpy_numbers_are_saved(tmp_path):
+    trainer = make_trainer(tmp_path, kind=logging_kind(Trainer, NUMBERS), max_steps=4)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert logged(trainer.state.log_history) == PLAIN
+    again = make_trainer(tmp_path, kind=logging_kind(Trainer, NUMBERS), max_steps=4)
+    again.train()
+    assert logged(again.state.log_history) == PLAIN
+    json.dumps(again.state.log_history)
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=lambda one: type(one).__name__)
+def test_log_array_error_names_the_key(tmp_path, repository, value):
+    trainer = make_trainer(tmp_path, kind=logging_kind(Trainer, {"odd": value}), max_steps=4)
+    with pytest.raises(UnsavableState, match="cannot log `odd`"):
+        trainer.train()
+
+
+def with_metrics(tmp_path, value, **options):
+    trainer = make_trainer(
+        tmp_path, eval_size=4, max_steps=2, eval_strategy="steps", eval_steps=2, **options
+    )
+    trainer.compute_metrics = lambda _: {"odd": value}
+    return trainer
+
+
+@pytest.mark.parametrize("value", ARRAYS[:2], ids=lambda one: type(one).__name__)
+def test_evaluation_array_metric_error_names_the_key(tmp_path, repository, value):
+    with pytest.raises(UnsavableState, match=r"cannot log `eval_odd`.*shape"):
+        with_metrics(tmp_path, value).train()
+
+
+def test_prediction_keeps_array_metric(tmp_path, repository):
+    trainer = with_metrics(tmp_path, ARRAYS[0])
+    assert trainer.predict(trainer.eval_dataset).metrics["test_odd"] is ARRAYS[0]
+
+
+class OwnMetrics(Trainer):
+    value = np.float32(0.25)
+
+    def evaluate(self, *given, **named):
+        return {**super().evaluate(*given, **named), "eval_own": self.value}
+
+
+class OwnArrays(OwnMetrics):
+    value = np.zeros(2)
+
+
+def test_best_metric_is_a_plain_number(tmp_path):
+    options = {"metric_for_best_model": "own", "save_steps": 2}
+    trainer = with_metrics(tmp_path, 1.0, kind=OwnMetrics, **options)
+    trainer.train()
+    assert type(trainer.state.best_metric) is float
+    with pytest.raises(ConfigError, match="`eval_own` is a value of the class `ndarray`"):
+        with_metrics(tmp_path / "other", 1.0, kind=OwnArrays, **options).train()
+
+
+class TheirModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 3)
+
+    def forward(self, x, labels=None):
+        return {"loss": torch.nn.functional.cross_entropy(self.inner(x), labels)}
+
+
+def adapted(tmp_path, logs):
+    args = transformers.TrainingArguments(
+        str(tmp_path / "out"),
+        max_steps=4,
+        save_steps=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+    )
+    kind = logging_kind(transformers.Trainer, logs)
+    trainer = kind(TheirModel(), args, train_dataset=Noisy(8, augment=False))
+    trainer.add_callback(ResilientCallback(trainer, str(tmp_path / "repo")))
+    return trainer
+
+
+def test_adapter_numpy_numbers_are_saved(tmp_path):
+    trainer = adapted(tmp_path, NUMBERS)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert logged(trainer.state.log_history) == PLAIN
+    again = adapted(tmp_path, NUMBERS)
+    again.train()
+    assert logged(again.state.log_history) == PLAIN
+
+
+def test_adapter_array_error_names_the_key(tmp_path):
+    with pytest.raises(UnsavableState, match="cannot log `odd`"):
+        adapted(tmp_path, {"odd": ARRAYS[0]}).train()
