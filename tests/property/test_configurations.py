@@ -29,9 +29,7 @@ def test_configurations_end_as_unbroken_and_as_transformers(request):
     )
     lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == count, found.stderr[-3000:]
-    odd = [
-        one for one in lines if any(one.get(name) for name in ("failed", "resumed", "theirs"))
-    ]
+    odd = [one for one in lines if any(one.get(name) for name in ("failed", "resumed", "theirs"))]
     assert not odd, "\n".join(
         f"{SCRIPT} --seed {seed} --only {one['number']}: {json.dumps(one)}" for one in odd
     )
