@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers.trainer_callback import ExportableState
 
 import resilient
@@ -47,6 +47,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "warmup_stable_decay": {"num_decay_steps": 3},
     "reduce_lr_on_plateau": {"patience": 0, "factor": 0.5},
 }
+FED = ("reduce_lr_on_plateau",)
 OPTIMIZERS: dict[str, str | None] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adafactor", "rmsprop", "adagrad")),
     "sgd": "momentum=0.9",
@@ -66,6 +67,9 @@ class Configuration:
         patience: of EarlyStoppingCallback; 0: none.
         acts: flag of the control -> steps at which a callback raises it.
         metrics: whether there are metrics beside the loss.
+        sets: evaluation sets; several are in a dict.
+        stream: whether the training set is a stream.
+        given: whether the script gives the optimizer.
         kills: event and its number, one for each life that is killed.
     """
 
@@ -77,6 +81,9 @@ class Configuration:
     patience: int
     acts: dict[str, list[int]]
     metrics: bool
+    sets: int = 1
+    stream: bool = False
+    given: bool = False
     kills: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -101,12 +108,7 @@ def draw(number: int, seed: int) -> Configuration:
         "logging_strategy": random.choice(("steps", "steps", "steps", "epoch", "no")),
         "logging_steps": random.choice((1, 2, 3, 0.3)),
     }
-    if random.random() < 0.3:
-        options["data_seed"] = random.randrange(1000)
-    if random.random() < 0.5:
-        options["max_steps"] = random.randint(2, 12)
-    else:
-        options["num_train_epochs"] = random.choice((1, 1.5, 2, 3))
+    _draw_length(random, options)
     _draw_optimizer(random, options)
     patience = _draw_evaluation(random, options)
     dropout = random.choice((0.0, 0.0, 0.3))
@@ -121,11 +123,51 @@ def draw(number: int, seed: int) -> Configuration:
         data=(max(size, batch), eval_size),
         model={"dropout": dropout, "counts": random.random() < 0.3},
         patience=patience,
-        acts=_draw_acts(random),
+        acts=_draw_acts(random, evaluates=options["eval_strategy"] != "no"),
         metrics=options.get("metric_for_best_model") == "accuracy" or random.random() < 0.3,
     )
+    _draw_more(random, found)
     found.kills = [_draw_kill(random) for _ in range(random.choice((1, 1, 2, 3)))]
     return found
+
+
+def _draw_length(random: Random, options: dict[str, Any]) -> None:
+    if random.random() < 0.3:
+        options["data_seed"] = random.randrange(1000)
+    if random.random() < 0.5:
+        options["max_steps"] = random.randint(2, 12)
+    else:
+        options["num_train_epochs"] = random.choice((1, 1.5, 2, 3))
+
+
+def _draw_more(random: Random, found: Configuration) -> None:
+    options = found.options
+    if options["eval_strategy"] != "no" and random.random() < 0.2:
+        _split_evaluation(found)
+    if random.random() < 0.2:
+        found.given = True
+    if random.random() < 0.1 and "max_steps" in options:
+        _make_stream(found)
+    if random.random() < 0.15:
+        options["label_smoothing_factor"] = 0.1
+    if random.random() < 0.15:
+        options["include_num_input_tokens_seen"] = random.choice(("all", "non_padding"))
+    if random.random() < 0.05:
+        options |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+
+
+def _split_evaluation(one: Configuration) -> None:
+    one.sets = 2
+    if "metric_for_best_model" in one.options or one.options["lr_scheduler_type"] in FED:
+        metric = one.options.get("metric_for_best_model", "loss")
+        one.options["metric_for_best_model"] = f"b_{metric}"
+        one.options["greater_is_better"] = metric == "accuracy"
+
+
+def _make_stream(one: Configuration) -> None:
+    one.stream = True
+    one.options.pop("data_seed", None)
+    one.options |= {"train_sampling_strategy": "random", "dataloader_drop_last": False}
 
 
 def _draw_optimizer(random: Random, options: dict[str, Any]) -> None:
@@ -139,7 +181,7 @@ def _draw_optimizer(random: Random, options: dict[str, Any]) -> None:
 
 def _draw_evaluation(random: Random, options: dict[str, Any]) -> int:
     """Draw when to evaluate and to save; return the patience of early stopping."""
-    is_fed = options["lr_scheduler_type"] == "reduce_lr_on_plateau"
+    is_fed = options["lr_scheduler_type"] in FED
     how = random.choice(("steps", "epoch") if is_fed else ("no", "steps", "steps", "epoch"))
     options["eval_strategy"] = how
     if how == "steps":
@@ -161,9 +203,10 @@ def _draw_evaluation(random: Random, options: dict[str, Any]) -> int:
     return patience
 
 
-def _draw_acts(random: Random) -> dict[str, list[int]]:
+def _draw_acts(random: Random, *, evaluates: bool) -> dict[str, list[int]]:
     acts: dict[str, list[int]] = {}
-    for flag in ("should_epoch_stop", "should_training_stop", "should_save", "should_log"):
+    flags = ["should_epoch_stop", "should_training_stop", "should_save", "should_log"]
+    for flag in [*flags, *(["should_evaluate"] if evaluates else [])]:
         if random.random() < 0.2:
             acts[flag] = sorted(random.sample(range(1, 10), random.choice((1, 1, 2))))
     return acts
@@ -183,6 +226,8 @@ class Model(nn.Module):
         self.inner, self.norm, self.outer = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         self.dropout = nn.Dropout(dropout)
         self.accepts_loss_kwargs = counts
+        self.config = transformers.PretrainedConfig(use_cache=False)
+        self.main_input_name = "x"
         with torch.no_grad():
             for one in self.parameters():
                 one.copy_(torch.randn(one.shape, generator=generator) * 0.5)
@@ -209,6 +254,16 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         return {"x": self.x[index], "labels": int(self.y[index])}
+
+
+class Stream(IterableDataset):
+    """The same samples one after the other."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.samples = Samples(size, seed)
+
+    def __iter__(self):
+        return (self.samples[nth] for nth in range(len(self.samples)))
 
 
 def accuracy(prediction):
@@ -301,11 +356,17 @@ def their_trainer(one: Configuration, folder: Path) -> Any:
 
 def _trainer(kind: Any, one: Configuration, args: Any, callbacks: list[Any]) -> Any:
     size, eval_size = one.data
+    model = Model(one.seed, **one.model)
+    sets: Any = Samples(eval_size, 2) if args.eval_strategy != "no" else None
+    if one.sets > 1:
+        sets = {"a": Samples(3, 3), "b": sets}
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5) if one.given else None
     return kind(
-        Model(one.seed, **one.model),
+        model,
         args,
-        train_dataset=Samples(size, 1),
-        eval_dataset=Samples(eval_size, 2) if args.eval_strategy != "no" else None,
+        train_dataset=(Stream if one.stream else Samples)(size, 1),
+        eval_dataset=sets,
+        optimizers=(optimizer, None),
         compute_metrics=accuracy if one.metrics else None,
         callbacks=callbacks,
     )
