@@ -246,7 +246,7 @@ def test_a_suppression_of_whatever_comes_is_seen():
 
 # A worker that must differ from run to run, and memory that must not be compressed.
 UNSEEDED_DRAWS = {"tests/process/test_chaos.py", "tests/process/test_causes_told.py"}
-_UNSEEDED = re.compile(r"\bRandom\(\)|\bdefault_rng\(\)|\bos\.urandom\(|\bRandomState\(\)")
+_UNSEEDED = re.compile(r"\bRandom\(\)|\bdefault_rng\(\)|\bos\.urandom\(|random\.RandomState\(\)")
 
 
 def test_random_draws_of_tests_have_a_seed():
