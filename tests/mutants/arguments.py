@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(
         "what was changed inside of an argument is not told",
         "resilient/train/copied.py",
-        "repr(_copy(values[at])) == text for at, text in self._inside",
+        "repr(self._convert(values[at])) == text for at, text in self._inside",
         "True for _ in self._inside",
         COPIED,
     ),

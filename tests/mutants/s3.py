@@ -64,8 +64,8 @@ MUTANTS = [
     Mutant(
         "the options are part of the configuration that is saved",
         "resilient/train/arguments/arguments.py",
-        """ for one in fields(kind) if not one.metadata.get("is_secret"))""",
-        " for one in fields(kind))",
+        """one.name not in hidden and not one.metadata.get("is_secret")""",
+        "one.name not in hidden",
         "tests/unit/train/arguments/test_argument_values.py",
     ),
     Mutant(

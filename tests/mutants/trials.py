@@ -156,8 +156,8 @@ MUTANTS = [
     Mutant(
         "a training that begins afresh has nothing left to do",
         "resilient/train/trainer.py",
-        "            self.state.begin_anew()\n",
-        "            pass\n",
+        "        self.state.begin_anew()\n",
+        "        pass\n",
         "tests/unit/train/test_resume.py -k counts_from_nothing",
     ),
     Mutant(
