@@ -29,6 +29,7 @@ from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, PeerFailed, Preempted
 from resilient.events import Emitter, console
+from resilient.world.identity import new_start
 from resilient.world.launch import told_repository
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
         options.wishes,
         keeper=keeper,
         notes=str(make_folder()),
+        start=new_start(os.environ, options.rendezvous.run_id),
     )
     emit = emit.bind(run=plan.run_id)
 
@@ -209,7 +211,7 @@ def build_agent(options: TrainOptions, stops: Stops, emit: Emitter) -> Resilient
     if launches is None:
         emit(LaunchesUnknown())
     if wishes.resume != "auto":
-        emit(ResumeInsisted(wishes.resume))
+        emit(ResumeInsisted(wishes.resume, wishes.start.job))
 
     def ask(within_seconds: float) -> object:
         url = wishes.repo or told_repository(wishes.notes)

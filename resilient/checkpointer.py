@@ -37,11 +37,13 @@ from resilient.vault.naming import named_by
 from resilient.vault.reading.choose import Choice, Resumed, choose
 from resilient.vault.reading.read import Proved, read_wanted
 from resilient.vault.registry import catalog
+from resilient.vault.registry.resume_policy import settle_wish
 from resilient.vault.reuse.refer import Base, base_of
 from resilient.vault.saving.describe import About, describe
 from resilient.vault.saving.handed import Handed
 from resilient.vault.saving.persist import Job
 from resilient.world.agreement import Failure, agree, attempt
+from resilient.world.identity import StartIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -64,9 +66,13 @@ class Checkpointer:
         desk: the repository, the ranks, the bounds. Its comms serve one thread at a time, so
             give it a connection of its own.
         persister: who writes and commits while training goes on; a thread by default.
+
+    Attributes:
+        start: Identity of the start that its generation belongs to; None for a tool.
     """
 
     def __init__(self, desk: Desk, persister: Persister | None = None) -> None:
+        self.start: StartIdentity | None = None
         self._desk = desk
         self._persister = persister or persister_for(None, "", {})
         self._arena = Arena(self._persister.buffer, self._persister.streams)
@@ -117,6 +123,36 @@ class Checkpointer:
         """Who persists a save that nobody has waited for."""
         return self._persister if self._pending else None
 
+    def settle(self, wish: str, *, is_first: bool = True) -> str:
+        """Return the reference that this attempt resumes from under the user's wish.
+
+        The wish holds until a checkpoint of this run exists; then the answer is ``auto``. The
+        identities of all ranks count, because an agent that joined later has a new one.
+
+        Collective: every rank, once, before ``resume``.
+        Crash: reads only.
+
+        Args:
+            wish: ``auto``, ``never``, a reference or a folder.
+            is_first: Whether no earlier attempt of this start can have written.
+
+        Raises:
+            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+            StoreError: The store failed.
+        """
+        desk, mine = self._desk, self.start
+
+        def rule(shown: list[Any]) -> dict[str, str]:
+            starts = [StartIdentity.from_json(one) for one in shown if one]
+            decision = settle_wish(desk.store, wish, starts, is_first=is_first)
+            return {"reference": decision.reference, "reason": decision.reason}
+
+        shown = mine.to_json() if mine else None
+        ruling = agree(desk.comms, "resume/wish", shown, rule, desk.limits.within_seconds)
+        if ruling["reason"]:
+            desk.tell(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
+        return str(ruling["reference"])
+
     def resume(
         self,
         parts: Mapping[str, Part],
@@ -161,7 +197,7 @@ class Checkpointer:
             is_mine = self._desk.world.is_coordinator
             self._agree("resume/start", attempt(lambda: guard.check(store)) if is_mine else None)
         absent = self._load(choice, parts, landing, examine)
-        self._life = begin(self._desk, choice, cause)
+        self._life = begin(self._desk, choice, cause, self.start)
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
             return None

@@ -93,6 +93,30 @@ class StartedOver(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeSettled(Event):
+    """The resume policy took another reference than the user's wish.
+
+    Attributes:
+        wish: Value of ``--resume``, or what the script asked for.
+        reference: Reference that the attempt begins from.
+        reason: Reason for it.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    wish: str
+    reference: str
+    reason: str
+
+    def line(self) -> str:
+        """Name the reason, and how to start anew."""
+        taken = "the newest checkpoint" if self.reference == "auto" else self.reference
+        return (
+            f"the wish `--resume {self.wish}` is fulfilled: {self.reason}, so this attempt "
+            f"continues from {taken}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRestored(Event):
     """All ranks proved and loaded the same checkpoint."""
 

@@ -151,8 +151,8 @@ class Checkpointer:
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Args:
-            ref: ``auto``, ``never`` or a reference to one checkpoint; what the launcher says by
-                default, which is ``auto``.
+            ref: ``auto``, ``never`` or a reference to one checkpoint; by default the launcher's
+                ``--resume``. It holds in every attempt until this run has a checkpoint.
 
         Returns:
             The step that was saved, None for a start from scratch.
@@ -177,9 +177,7 @@ class Checkpointer:
         launch, told = gang.launch, self._emitter(gang)
         self._spine = self._open(gang, told)
         before_exit(self._end)
-        # A launcher that starts it again wants it to go on, not to fall back to the same place.
-        is_mine = ref is not None and launch.cause == "start"
-        wanted = ref if is_mine and ref else launch.resume
+        wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
         found = self._spine.resume(
             self._things.parts, ref=wanted, cause=launch.cause, guard=self.guard
         )
@@ -358,7 +356,7 @@ class Checkpointer:
         reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
         alone = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
-        return open_checkpointer(
+        opened = open_checkpointer(
             url,
             gang.world,
             gang.board,
@@ -369,6 +367,8 @@ class Checkpointer:
             require_signature=signed,
             **{"emit": told, **options},
         )
+        opened.start = gang.begin_training()
+        return opened
 
     def _emitter(self, gang: Gang) -> events.Emitter:
         """Return where events go: ranks above zero show only what needs attention."""

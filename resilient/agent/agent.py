@@ -54,6 +54,7 @@ from resilient.agent.nodes.roster import Roster
 from resilient.agent.outputs.keeping import Outputs
 from resilient.agent.stops import StopAsked, Stops
 from resilient.agent.verdict.decide import Action, Finish, GiveUp, LeaveHost, Restart
+from resilient.agent.verdict.naming import name_command
 from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
 from resilient.agent.watch import LifeWatch, Surroundings
 from resilient.agent.workers.group import WorkerCommand, WorkerGroup
@@ -104,7 +105,8 @@ class ResilientAgent(SimpleElasticAgent):
         self._clock, self._emit = clock, emit
         self._stops = Stops(clock, patience.grace_seconds)
         self._registry = LifeRegistry(spec.rdzv_handler.get_run_id(), clock)
-        self._judge = Judge(spec, patience.limits, progress, clock, emit, wishes.resume)
+        again = name_command(wishes.resume)
+        self._judge = Judge(spec, patience.limits, progress, clock, emit, again)
         self._owned = OwnFolder(wishes.notes)
         self._folder = self._owned.path
         self._keeping = Keeping(self._folder, wishes.keeper, patience.grace_seconds, emit)
@@ -231,8 +233,8 @@ class ResilientAgent(SimpleElasticAgent):
         super()._rendezvous(worker_group)
         if self._roster.is_of(worker_group.spec.rdzv_handler):
             self._judge.found_lost(self._roster.tell_missing())
-        resume = self._progress.resume_with(self._wishes.resume, self._number)
-        self._life = self._registry.agree(worker_group, self._number, self._cause, resume)
+        number, cause, resume = self._number, self._cause, self._wishes.resume
+        self._life = self._registry.agree(worker_group, number, cause, resume)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101

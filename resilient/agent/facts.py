@@ -185,17 +185,25 @@ class LaunchesUnknown(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumeInsisted(Event):
-    """The user says how to resume, and a scheduler may say it again."""
+    """The user said how to resume.
+
+    Attributes:
+        resume: Value of ``--resume``.
+        job: Name of the scheduler job; empty without one.
+    """
 
     level: ClassVar[Level] = Level.WARNING
     resume: str
+    job: str = ""
 
     def line(self) -> str:
-        """Say what becomes of a job that is requeued."""
+        """Say how long the wish holds."""
+        until = f"--resume {self.resume} holds until this run has saved a checkpoint"
+        if self.job:
+            return f"{until}; restarts and requeues of {self.job} then continue from its newest"
         return (
-            f"--resume {self.resume} holds at each start of this command: a job that is requeued "
-            "with it goes back there every time, and loses what it has saved since. Leave it out "
-            "once this run has saved something"
+            f"{until}; restarts then continue from its newest. The next start of this command "
+            "obeys the wish again: leave it out to continue"
         )
 
 

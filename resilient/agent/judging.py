@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from resilient.agent.facts import ProgressUnknown, ReactionChosen
 from resilient.agent.verdict.decide import decide
 from resilient.agent.verdict.history import History
-from resilient.agent.verdict.naming import name_command
 from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind
 from resilient.agent.verdict.progress import Progress
 
@@ -43,11 +42,11 @@ class Judge:
         progress: what the repository holds.
         clock: dates failures.
         emit: where each decision is told, with its reason.
-        resume: how the user wants each start to resume.
+        again: Command that continues the run.
 
     Attributes:
         restarts_left: after the last decision.
-        again: what to type so that the run goes on.
+        again: Command that continues the run.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class Judge:
         progress: ProgressLog,
         clock: Clock,
         emit: Emitter,
-        resume: str = "auto",
+        again: str = "the same command",
     ) -> None:
-        self.again = name_command(resume)
+        self.again = again
         self.restarts_left: int = spec.max_restarts
         self._limits = replace(limits, restarts_max=spec.max_restarts)
         self._rendezvous = spec.rdzv_handler

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.agent.health.heartbeat import HangRule
 from resilient.agent.verdict.history import Limits
+from resilient.world.identity import StartIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,7 @@ class Wishes:
 
     The agent removes the folder ``notes`` when it leaves; empty lets it make one. Unless
     ``is_warm``, it starts each worker from nothing. In the folder ``log_dir`` it keeps what they
-    print.
+    print. ``resume`` holds in every attempt: the workers read the repository and decide.
     """
 
     repo: str = ""
@@ -82,3 +83,4 @@ class Wishes:
     every: str = ""
     until_step: int = 0
     log_dir: str = ""
+    start: StartIdentity = field(default_factory=StartIdentity)

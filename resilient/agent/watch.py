@@ -288,6 +288,7 @@ def _outcome_of(first: Failure, seen: Evidence, *, is_blame_elsewhere: bool) -> 
         is_echo=first.is_mere_echo or is_theirs,
         cause=Cause.PEER if is_theirs else first.cause,
         is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
+        is_refusal=first.is_refusal,
     )
 
 

@@ -82,6 +82,7 @@ def assemble(
         ConfigError: the arguments do not fit the model or the data.
     """
     args, session = hooks.args, hooks.session
+    session.gang.begin_training()
     cursor, deal = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
     gate = session.stop_gate(topic)
@@ -264,12 +265,13 @@ def restore(
     """Load where the last life got to, and plan the rest of the run from there. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
     more = {name: run.saver.parts[name] for name in registered}
-    digest = take_over(hooks, wanted, more, session.next_topic())
-    reference = "auto" if digest else _reference(session, wanted=wanted)
-    cause = session.gang.launch.cause
-    requires = wanted is True and cause == "start"
+    launch = session.gang.launch
+    settled = run.saver.settle(_wish(session, wanted=wanted), is_first=launch.is_first)
+    digest = take_over(hooks, settled, more, session.next_topic())
+    reference = "auto" if digest else _reference(session, settled)
+    requires = wanted is True and launch.cause == "start"
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
-    resumed = run.saver.resume(reference, cause, guard)
+    resumed = run.saver.resume(reference, launch.cause, guard)
     run.ledger.begin(resumed, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
     asked = hooks.args.per_device_train_batch_size
@@ -347,20 +349,27 @@ def replan(
     state.compute_steps(hooks.args, planned)
 
 
-def _reference(session: Session, *, wanted: str | bool | None) -> str:
-    """Return which checkpoint to take.
+def _wish(session: Session, *, wanted: str | bool | None) -> str:
+    """Return how the user wants to resume; the word of the script goes before the launcher's.
 
-    The script's word counts when a person started it; a launcher that starts it again wants it
-    to go on, not to fall back to the same place in every life.
+    A path to the repository leaves the choice to the launcher, as None and True do.
     """
     launch = session.gang.launch
-    if wanted is None or wanted is True or launch.cause != "start":
-        return launch.resume
-    if wanted is False:
-        return "never"
+    if wanted is None or isinstance(wanted, bool):
+        return "never" if wanted is False else launch.resume
     path = os.fspath(wanted)
-    here = place_of(session.repository)
-    return launch.resume if place_of(path) == here else _name_at(path, session.repository)
+    return launch.resume if place_of(path) == place_of(session.repository) else path
+
+
+def _reference(session: Session, settled: str) -> str:
+    """Return which checkpoint of the repository the settled reference names.
+
+    Raises:
+        ConfigError: The script named a path that leads elsewhere.
+    """
+    if settled in ("auto", "never", session.gang.launch.resume):
+        return settled
+    return _name_at(settled, session.repository)
 
 
 def _name_at(path: str, repository: str) -> str:

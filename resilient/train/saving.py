@@ -86,6 +86,14 @@ class Saver(MindingSaver):
         self._saved_step = 0
         self._updates = 0
 
+    def settle(self, wish: str, *, is_first: bool) -> str:
+        """Return the reference that this attempt resumes from under the user's wish. Collective.
+
+        Raises:
+            NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
+        """
+        return self._checkpointer.settle(wish, is_first=is_first)
+
     def resume(self, ref: str, cause: str, guard: StartGuard | None = None) -> Resumed | None:
         """Restore everything from where the last life got to, if there was one. Collective.
 

@@ -91,7 +91,7 @@ class Session:
         # Signals are heard in the main thread only.
         hears = threading.current_thread() is threading.main_thread()
         tell_repository(launch, self.repository, saves_when_stopped=hears)
-        return open_checkpointer(
+        opened = open_checkpointer(
             self.repository,
             self.world,
             self.gang.board,
@@ -110,12 +110,14 @@ class Session:
             tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
+        opened.start = self.gang.start
+        return opened
 
     def checkpointer_alone(self, topic: str) -> Checkpointer:
         """Open the repository for this rank alone, which writes there before the others look."""
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        return open_checkpointer(
+        opened = open_checkpointer(
             self.repository,
             single_writer=launch.single_writer,
             parity=args.save_parity,
@@ -123,6 +125,8 @@ class Session:
             emit=self.emit,
             scope=f"{topic}/alone",
         )
+        opened.start = self.gang.start
+        return opened
 
     def comms(self, scope: str) -> Comms:
         """Return a way to agree with the other ranks; ``scope`` is new and the same on all."""

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.reading.choose import Choice
+    from resilient.world.identity import StartIdentity
 
 
-def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
+def begin(desk: Desk, choice: Choice, cause: str, start: StartIdentity | None = None) -> Generation:
     """Claim the next number for a life that starts from ``choice``, and say so.
 
     Collective: every rank, once per life.
@@ -39,6 +40,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
         desk: the repository and the ranks.
         choice: what the life starts from, and what was passed over.
         cause: why it begins.
+        start: Identity of the start that the generation belongs to.
 
     Raises:
         Fenced: another job is at work here, and has rotated away what this life loaded.
@@ -62,6 +64,7 @@ def begin(desk: Desk, choice: Choice, cause: str) -> Generation:
             clock=desk.clock,
             above=above,
             single_writer=desk.limits.single_writer,
+            start=start,
         ).to_json()
 
     ruling = agree(desk.comms, "resume/claim", attempt(look), work, desk.limits.within_seconds)

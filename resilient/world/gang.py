@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError, PeerFailed
+from resilient.world.identity import own_start
 from resilient.world.launch import read_launch
 from resilient.world.tcp import TcpBoard, connect, join_process_group
 from resilient.world.world import World
@@ -24,6 +25,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from resilient.world.identity import StartIdentity
     from resilient.world.launch import Launch
 
 _FAREWELL_SECONDS = 10.0
@@ -36,6 +38,7 @@ class Gang:
 
     Attributes:
         outputs: the output folder of the training at each repository.
+        trained: Number of trainings that this process has begun.
     """
 
     world: World
@@ -43,6 +46,17 @@ class Gang:
     launch: Launch
     trainings: Iterator[int] = field(default_factory=count)
     outputs: dict[str, str] = field(default_factory=dict)
+    trained: int = 0
+
+    @property
+    def start(self) -> StartIdentity:
+        """Identity of the start and of the training that began last in this process."""
+        return replace(self.launch.start, training=self.trained)
+
+    def begin_training(self) -> StartIdentity:
+        """Count one more training of this process and return its identity."""
+        self.trained += 1
+        return self.start
 
     def next_topic(self) -> str:
         """Return a name for one user of the board, new on it and the same on all ranks."""
@@ -79,7 +93,10 @@ def join(backend: Callable[[World], Backend] | None = None) -> Gang:
         PeerFailed: the rendezvous store cannot be reached.
     """
     if not _joined:
-        _joined.append(_join(read_launch(os.environ), may_serve=backend is not None))
+        launch = read_launch(os.environ)
+        if not launch.start.id:
+            launch = replace(launch, start=own_start(os.environ))
+        _joined.append(_join(launch, may_serve=backend is not None))
     gang = _joined[0]
     if dist.is_initialized():
         _require_same_size(gang.world.size)

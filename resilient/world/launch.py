@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from resilient.environment import read_flag, read_integer, read_seconds
 from resilient.errors import ConfigError
+from resilient.world.identity import StartIdentity, inherited_start, write_start
 from resilient.world.world import World
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Launch:
         hosted: whether the launcher's agent serves that store.
         attempt: name of this life of the worker group, new at every restart.
         repo: URL of the checkpoint repository; empty leaves it to the script.
-        resume: ``auto``, ``never`` or the folder name of a checkpoint.
+        resume: Wish of the user: ``auto``, ``never``, a reference or a folder. It holds in every
+            attempt until this run has a checkpoint.
         cause: why this life began, as one word.
         events: folder for event files; empty leaves it to the script.
         single_writer: the user promises that no two jobs write to the repository at once.
@@ -54,6 +56,8 @@ class Launch:
         require_signature: whether only checkpoints that the key has signed are resumed from.
         every: how often to save (``--every``); empty leaves it to the script.
         until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
+        start: Identity of the start that this worker belongs to; empty without an agent of ours.
+        restarts: Restarts of the group so far, as torchrun counts them.
     """
 
     world: World
@@ -74,6 +78,13 @@ class Launch:
     require_signature: bool = False
     every: str = ""
     until_step: int = 0
+    start: StartIdentity = field(default_factory=StartIdentity)
+    restarts: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no earlier attempt of this start can have written to a repository."""
+        return self.cause == "start" and self.restarts == 0
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
@@ -111,6 +122,8 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         require_signature=read_flag(environ, REQUIRE_SIGNATURE),
         every=environ.get("RESILIENT_EVERY", ""),
         until_step=read_integer(environ, "RESILIENT_UNTIL_STEP", 0, least=0),
+        start=inherited_start(environ),
+        restarts=read_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, least=0),
     )
 
 
@@ -193,6 +206,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         REQUIRE_SIGNATURE: "1" if launch.require_signature else "0",
         "RESILIENT_EVERY": launch.every,
         "RESILIENT_UNTIL_STEP": str(launch.until_step),
+        **write_start(launch.start),
     }
 
 

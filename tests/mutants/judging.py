@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+POLICY = "tests/unit/vault/test_resume_policy.py"
 DECIDE = "tests/unit/agent/test_decide.py"
 JUDGING = "tests/unit/agent/test_judging.py"
 PROGRESS = "tests/unit/agent/test_progress.py"
@@ -91,11 +92,46 @@ MUTANTS = [
         "tests/unit/agent/test_history.py",
     ),
     Mutant(
-        "a wish holds although newer work may be there",
-        "resilient/agent/verdict/progress.py",
-        "is_known = self.is_answered and not",
-        "is_known = not",
-        PROGRESS,
+        "a refused checkpoint is tried again",
+        "resilient/agent/verdict/decide.py",
+        "    if outcome.is_refusal and",
+        "    if False and",
+        DECIDE,
+    ),
+    Mutant(
+        "a wish is forgotten once a generation of this run began",
+        "resilient/vault/registry/resume_policy.py",
+        "    if saved:\n",
+        "    if ours:\n",
+        POLICY,
+    ),
+    Mutant(
+        "a wish holds although this run has saved",
+        "resilient/vault/registry/resume_policy.py",
+        "    if saved:\n",
+        "    if False:\n",
+        POLICY,
+    ),
+    Mutant(
+        "a relative reference moves with each attempt",
+        "resilient/vault/registry/resume_policy.py",
+        "    if pinned and facts.wish != NEVER:\n",
+        "    if False:\n",
+        POLICY,
+    ),
+    Mutant(
+        "lost checkpoints of this run are passed over",
+        "resilient/vault/registry/resume_policy.py",
+        "    if lost:\n",
+        "    if False:\n",
+        POLICY,
+    ),
+    Mutant(
+        "every start in one SLURM job is the same run",
+        "resilient/world/identity.py",
+        "not self.job.startswith(_SLURM) or self.requeues > earlier.requeues",
+        "True",
+        "tests/unit/test_identity.py",
     ),
     Mutant(
         "launches that nobody knows are none",

@@ -85,7 +85,8 @@ def test_several_workers_get_one_thread_each_unless_told_otherwise(
 def test_a_life_after_a_failure_knows_its_cause(train):
     notes = starts(train(TELL + "if life == 1: sys.exit(1)", "--resume", "never"))
     assert [note["env"]["RESILIENT_CAUSE"] for note in notes] == ["start", "failure"]
-    assert [note["env"]["RESILIENT_RESUME"] for note in notes] == ["never", "auto"]
+    assert [note["env"]["RESILIENT_RESUME"] for note in notes] == ["never", "never"]
+    assert len({note["env"]["RESILIENT_START"] for note in notes}) == 1
     assert len({note["env"]["RESILIENT_ATTEMPT"] for note in notes}) == 2
 
 

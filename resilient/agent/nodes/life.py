@@ -162,6 +162,7 @@ def worker_environ(
         require_signature=wishes.require_signature,
         every=wishes.every,
         until_step=wishes.until_step,
+        start=wishes.start,
     )
     # As torchrun does: every rank would take all cores otherwise.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}

@@ -8,13 +8,25 @@ from dataclasses import dataclass
 from enum import Enum
 
 from resilient.errors import (
+    ConfigError,
     DeadlineExceeded,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    NoIntactCheckpoint,
+    NotExclusive,
+    NothingToResume,
     NumbersBroken,
     PeerFailed,
+    RepositoryNotFound,
     SaveAbandoned,
+    SignatureRefused,
     StoreError,
     StoreFull,
     StoreUnavailable,
+    UnknownLayout,
+    UnsavableState,
+    UsageError,
+    WriterAlive,
 )
 
 
@@ -40,6 +52,24 @@ class Cause(Enum):
 
 
 ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code, SaveAbandoned.code})
+REFUSAL_CODES = frozenset(
+    kind.code
+    for kind in (
+        ConfigError,
+        IncompatibleCheckpoint,
+        IntegrityError,
+        NoIntactCheckpoint,
+        NotExclusive,
+        NothingToResume,
+        RepositoryNotFound,
+        SignatureRefused,
+        UnknownLayout,
+        UnsavableState,
+        UsageError,
+        WriterAlive,
+    )
+)
+"""RES ids of errors by which a rank refuses to begin: the next attempt would refuse as well."""
 _BY_CODE = {
     StoreFull.code: Cause.DISK_FULL,
     StoreUnavailable.code: Cause.STORAGE_UNREACHABLE,

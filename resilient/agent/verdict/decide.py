@@ -164,6 +164,10 @@ def _after_failure(outcome: Outcome, budget: Budget) -> Action:
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} says that another try would end the same way")
+    # What was damaged on the way may be whole at the next attempt: only a start is refused.
+    if outcome.is_refusal and not outcome.has_stepped and is_own:
+        why = "a rank refused the checkpoint before its first step, and would refuse it again"
+        return GiveUp(code, why)
     return (
         _of_broken_host(outcome)
         # Before it is held against this host: a script that fails everywhere fails here first too,

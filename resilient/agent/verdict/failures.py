@@ -7,7 +7,14 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.agent.verdict.causes import NOTHING_SEEN, Cause, Evidence, find_cause, is_echo
+from resilient.agent.verdict.causes import (
+    NOTHING_SEEN,
+    REFUSAL_CODES,
+    Cause,
+    Evidence,
+    find_cause,
+    is_echo,
+)
 from resilient.agent.verdict.outcome import CODE_PREEMPTED
 
 if TYPE_CHECKING:
@@ -68,6 +75,11 @@ class Failure:
     def is_mere_echo(self) -> bool:
         """Whether nothing is known but that another rank failed or went silent."""
         return self.error.is_echo and self.cause is Cause.PEER
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the worker ended by an error that refuses what it was given."""
+        return self.error.code in REFUSAL_CODES
 
     @property
     def proof(self) -> str:

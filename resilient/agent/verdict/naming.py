@@ -9,10 +9,9 @@ SIGNAL_BASE = 128
 
 
 def name_command(resume: str) -> str:
-    """Return what a person types so that a run goes on that was started with ``--resume``.
+    """Return the command that a person types to continue a run that ``--resume`` began.
 
-    The wish holds at each start of the command: nothing tells a job that is requeued from one
-    that is started over on purpose.
+    Only a scheduler's requeue continues with the same command. A start by hand obeys the wish.
     """
     return "the same command" + (f" without --resume {resume}" if resume != "auto" else "")
 

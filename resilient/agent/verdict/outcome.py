@@ -41,6 +41,7 @@ class Outcome:
         is_unsaved: whether a worker of this life said that SIGTERM costs it what it has not saved.
         has_stepped: of FAILED, whether a worker of this host had finished a step in this life.
         newest: the newest checkpoint, None where nothing was committed; empty when not known.
+        is_refusal: Whether the first rank ended by an error that refuses what it was given.
         hosts_left: of PREEMPTED, how many hosts go on without others that were asked to leave;
             0 where all leave.
     """
@@ -57,6 +58,7 @@ class Outcome:
     has_stepped: bool = False
     newest: str | None = ""
     hosts_left: int = 0
+    is_refusal: bool = False
 
     @property
     def is_taken(self) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a run gets anywhere: did a life leave a checkpoint that was not there before it?"""
+"""Progress of a run: checkpoints that an attempt added to the repository."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class ProgressLog:
         self._ask = ask
         self.newest: object = ask(ASKING_SECONDS_MAX) if ask else Progress.UNTOLD
         self.is_answered = self.newest is not Progress.UNKNOWN
-        self._at_start = self.newest
         self._at_failure = self.newest
 
     def look(self, within_seconds: float = ASKING_SECONDS_MAX) -> None:
@@ -69,15 +68,6 @@ class ProgressLog:
         progressed = self.newest is not None if was_unknown else self.newest != self._at_failure
         self._at_failure = self.newest
         return progressed
-
-    def resume_with(self, wish: str, life: int) -> str:
-        """Return what life number ``life`` is told about resuming.
-
-        The user's wish is for the start. Once something newer was committed, or might have
-        been, starting as wished again would throw it away.
-        """
-        is_known = self.is_answered and not isinstance(self.newest, Progress)
-        return wish if life == 1 or (is_known and self.newest == self._at_start) else "auto"
 
     @property
     def name_of_newest(self) -> str | None:

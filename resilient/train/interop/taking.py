@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from resilient.checkpointer import Checkpointer
     from resilient.state.capture import Part
     from resilient.train.surface.hooks import TrainerHooks
-    from resilient.world.launch import Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,17 @@ class CheckpointTaken(Event):
         return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
 
 
-def foreign_folder(wanted: Any, launch: Launch) -> str:
-    """Return the folder that the script or the launcher names, ``""`` if it is ours."""
-    if wanted is False:
-        return ""
-    for one in (wanted, launch.resume):
-        if isinstance(one, str | os.PathLike) and is_transformers_folder(os.fspath(one)):
-            return os.fspath(one)
-    return ""
+def foreign_folder(reference: str) -> str:
+    """Return the folder that a reference names, ``""`` if it names a checkpoint of ours."""
+    return reference if is_transformers_folder(reference) else ""
 
 
-def take_over(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
+def take_over(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
     """Bring the checkpoint of Transformers that is asked for into the repository. Collective.
 
     Args:
         hooks: the trainer; its model and optimizer say the names of what is saved by position.
-        wanted: ``resume_from_checkpoint``.
+        reference: Reference that this attempt begins from, as the resume policy settled it.
         more: parts that Transformers knows nothing of; they begin as they are.
         topic: of this training.
 
@@ -79,13 +73,11 @@ def take_over(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic:
         NoIntactCheckpoint: no folder was named, and each one of the run is damaged or incomplete.
     """
     session = hooks.session
-    is_open = _is_open(wanted, session.gang.launch)
-    is_named = isinstance(wanted, str | os.PathLike)
-    if not is_named and not is_open and session.gang.launch.resume in ("auto", "never"):
+    if reference == "never":
         return ""
-    take = _take_newest if is_open else _take_named
+    take = _take_newest if reference == "auto" else _take_named
     is_mine = session.world.is_coordinator
-    work = attempt(lambda: take(hooks, wanted, more, topic)) if is_mine else ""
+    work = attempt(lambda: take(hooks, reference, more, topic)) if is_mine else ""
     comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
     try:
         taken: str = agree(comms, "taken", work, lambda shown: shown[0], seconds)
@@ -145,12 +137,7 @@ def import_checkpoint(
     return checkpoint
 
 
-def _is_open(wanted: Any, launch: Launch) -> bool:
-    """Say whether neither the script nor the launcher names a checkpoint or refuses all."""
-    return wanted in (None, True) and launch.resume == "auto"
-
-
-def _take_newest(hooks: TrainerHooks, _: Any, more: Mapping[str, Part], topic: str) -> str:
+def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the newest intact checkpoint of Transformers in the output folder to the repository.
 
     A repository that holds a run is left as it is.
@@ -194,9 +181,9 @@ def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCh
     )
 
 
-def _take_named(hooks: TrainerHooks, wanted: Any, more: Mapping[str, Part], topic: str) -> str:
-    """Write the folder that the script or the launcher names to the repository."""
-    folder = foreign_folder(wanted, hooks.session.gang.launch)
+def _take_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
+    """Write the folder that the reference names to the repository, if it names a folder."""
+    folder = foreign_folder(reference)
     return _take(hooks, folder, more, topic) if folder else ""
 
 

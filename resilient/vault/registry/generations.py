@@ -33,6 +33,7 @@ from resilient.format.names import (
 )
 from resilient.showing import quoted
 from resilient.vault.access.fetch import fetch
+from resilient.world.identity import StartIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +61,7 @@ class Generation:
         token: unique to the claim, so that a lost answer can be settled by reading back.
         skipped: how many numbers right before this one no life was ever to have, because
             folders bore them already; without that every number has a record.
+        start: Identity of the start that claimed the number; None in records of older releases.
     """
 
     number: int
@@ -70,6 +72,7 @@ class Generation:
     host: str
     token: str
     skipped: int = 0
+    start: StartIdentity | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record's fields."""
@@ -84,7 +87,9 @@ class Generation:
             "host": self.host,
             "token": self.token,
         }
-        return {**fields, "skipped": self.skipped} if self.skipped else fields
+        skipped = {"skipped": self.skipped} if self.skipped else {}
+        start = {"start": self.start.to_json()} if self.start else {}
+        return {**fields, **skipped, **start}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Generation:
@@ -107,10 +112,11 @@ class Generation:
             fields["host"],
             fields["token"],
             fields.get("skipped", 0),
+            StartIdentity.from_json(fields["start"]) if "start" in fields else None,
         )
 
 
-def claim(
+def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
     store: Store,
     parent: CheckpointId | None,
     *,
@@ -118,6 +124,7 @@ def claim(
     clock: Clock,
     above: int = 0,
     single_writer: bool = False,
+    start: StartIdentity | None = None,
 ) -> Generation:
     """Begin a life: create the record of the next free number, exclusively.
 
@@ -132,6 +139,7 @@ def claim(
         above: a number that the new one must exceed (of the highest checkpoint seen).
         single_writer: the user promises that no other job writes here, which allows a store
             without exclusive create (docs/guarantees.md).
+        start: Identity of the start that claims the number.
 
     Raises:
         ConfigError: the cause is no short text.
@@ -159,6 +167,7 @@ def claim(
             uuid.uuid4().hex,
             # Whatever lies between `number` and a later candidate a rival has just claimed.
             number - newest - 1 if candidate == number else 0,
+            start,
         )
         _check_writable(record)
         try:

@@ -5,13 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.agent.verdict.causes import Cause
+from resilient import errors
+from resilient.agent.verdict.causes import ECHO_CODES, REFUSAL_CODES, Cause
 from resilient.agent.verdict.decide import PERMANENT_CODES, Budget, Finish, GiveUp, Restart, decide
 from resilient.agent.verdict.naming import exit_code, name_command, name_of
 from resilient.agent.verdict.outcome import Kind, Outcome
 
 PLENTY = Budget(restarts_left=5)
 NONE_LEFT = Budget(restarts_left=0)
+KINDS = [
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, errors.ResilientError)
+]
 LOOPING = Budget(restarts_left=5, no_progress_lives=3)
 
 
@@ -236,3 +242,39 @@ def test_a_status_has_a_name():
     assert name_of(7) == "exit code 7"
     assert name_of(-9) == "SIGKILL"
     assert name_of(-35) == "signal 35"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_permanent"),
+    [(one, one.exit_code in PERMANENT_CODES or one.code in REFUSAL_CODES) for one in KINDS],
+)
+def test_error_that_refuses_a_start_is_never_tried_again(kind, is_permanent):
+    is_echo = kind.code in ECHO_CODES
+    outcome = Outcome(
+        Kind.FAILED, kind.exit_code, is_echo=is_echo, is_refusal=kind.code in REFUSAL_CODES
+    )
+    action = decide(outcome, PLENTY)
+    if is_permanent and not is_echo:
+        assert isinstance(action, GiveUp)
+        assert action.code == kind.exit_code
+    else:
+        assert isinstance(action, Restart)
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in KINDS if one.code.startswith(("RES-CKPT", "RES-CONFIG", "RES-RESUME"))]
+)
+def test_error_of_a_checkpoint_or_a_setting_is_permanent(kind):
+    assert kind.exit_code in PERMANENT_CODES or kind.code in REFUSAL_CODES
+
+
+def test_damage_met_after_a_step_is_tried_again():
+    outcome = Outcome(Kind.FAILED, 1, is_refusal=True, has_stepped=True)
+    assert isinstance(decide(outcome, PLENTY), Restart)
+
+
+def test_damage_refused_before_a_step_ends_the_run_with_its_code():
+    action = decide(Outcome(Kind.FAILED, 1, is_refusal=True), PLENTY)
+    assert isinstance(action, GiveUp)
+    assert action.code == 1
+    assert "refused the checkpoint before its first step" in action.reason

@@ -8,6 +8,7 @@ from resilient.agent.judging import Judge
 from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.decide import Finish, GiveUp, Restart
 from resilient.agent.verdict.history import Limits
+from resilient.agent.verdict.naming import name_command
 from resilient.agent.verdict.outcome import Kind, Outcome
 from resilient.agent.verdict.progress import Progress, ProgressLog
 from resilient.clock import SystemClock
@@ -37,10 +38,10 @@ class Repository:
         self.asked = []
         self.told = []
 
-    def judge(self, resume="auto"):
+    def judge(self, again="the same command"):
         log = ProgressLog(self._ask)
         self.asked.clear()
-        return Judge(SPEC, Limits(), log, StillClock(), self.told.append, resume)
+        return Judge(SPEC, Limits(), log, StillClock(), self.told.append, again)
 
     def _ask(self, within_seconds):
         self.asked.append(within_seconds)
@@ -69,7 +70,7 @@ def test_a_failure_waits_for_the_answer_and_a_stop_only_for_a_share_of_its_time(
 def test_work_that_is_lost_is_told_with_the_checkpoint_that_is_not():
     repository = Repository("checkpoint-20-g1")
     outcome = Outcome(Kind.STOPPED, -15, 15, is_unsaved=True)
-    action = repository.judge("never").after(outcome, 1, StopRequest("SIGTERM", 25.0))
+    action = repository.judge(name_command("never")).after(outcome, 1, StopRequest("SIGTERM", 25.0))
     assert isinstance(action, GiveUp)
     assert action.code == 143
     assert "since checkpoint-20-g1 is lost" in action.reason
@@ -91,7 +92,7 @@ def test_a_repository_that_does_not_answer_makes_no_crash_loop_and_is_told():
 
 
 def test_a_stop_that_was_saved_names_the_command_that_resumes():
-    action = Repository(None).judge("never").after(Outcome(Kind.STOPPED, 75, 15), 1)
+    action = Repository(None).judge(name_command("never")).after(Outcome(Kind.STOPPED, 75, 15), 1)
     assert isinstance(action, Finish)
     assert action.reason == "stopped and saved: the same command without --resume never resumes"
 

@@ -59,21 +59,6 @@ def test_a_life_that_hardly_begins_gets_nowhere_where_nobody_says_what_is_commit
     assert known.count_failure(is_brief=True), "a checkpoint says more than a clock"
 
 
-def test_the_wish_how_to_resume_holds_until_something_newer_was_committed():
-    log = log_of("old", "old", "new")
-    assert log.resume_with("never", 1) == "never"
-    log.look()
-    assert log.resume_with("never", 2) == "never"
-    log.look()
-    assert log.resume_with("never", 3) == "auto"
-
-
-def test_a_later_life_resumes_when_nobody_knows_what_was_committed():
-    assert ProgressLog(None).resume_with("never", 1) == "never"
-    assert ProgressLog(None).resume_with("never", 2) == "auto"
-    assert log_of(Progress.UNKNOWN).resume_with("checkpoint-1-g1", 2) == "auto"
-
-
 def test_what_is_safe_is_said_in_words():
     assert log_of(None).describe() == "no checkpoint was committed yet"
     assert "does not answer" in log_of(Progress.UNKNOWN).describe()
@@ -95,9 +80,3 @@ def test_the_newest_checkpoint_has_a_name_where_it_is_known():
     assert log_of("a").name_of_newest == "a"
     assert log_of(None).name_of_newest is None
     assert ProgressLog(None).name_of_newest == ""
-
-
-def test_a_wish_does_not_hold_where_something_newer_may_have_been_committed():
-    log = log_of("old", Progress.UNKNOWN)
-    log.look()
-    assert log.resume_with("never", 2) == "auto"

@@ -1,0 +1,101 @@
+"""`resilient train --resume`: the wish holds until a checkpoint of this run exists."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient.checkpointer import About
+from resilient.opening import open_checkpointer
+
+# Life 1 dies before its first save, life 2 after it.
+DYING = """
+from resilient import Checkpointer
+saver = Checkpointer("../repo", count=0)
+start = saver.resume()
+say("begin", start)
+if life == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+saver.save((start or 0) + 1)
+saver.wait()
+if life == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+saver.close()
+"""
+ONCE = """
+from resilient import Checkpointer
+with Checkpointer("../repo", count=0) as saver:
+    start = saver.resume()
+    say("begin", start)
+    saver.save((start or 0) + 1)
+"""
+REFUSAL = """
+from resilient.errors import {name}
+if rank == {rank}:
+    raise {name}("the checkpoint is not to be taken")
+time.sleep(60)
+"""
+
+
+def begun(agent, code=0):
+    assert agent.end() == code, agent.err
+    return agent.said("begin")
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    """Let an older run save some steps to the repository."""
+
+    def save(steps):
+        saver = open_checkpointer(str(tmp_path / "repo"))
+        saver.resume({})
+        for step in range(1, steps + 1):
+            saver.save(step, {}, About())
+        saver.close()
+
+    return save
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+def test_resume_never_holds_until_this_run_has_saved(train, old_run, by_script):
+    old_run(2)
+    if by_script:
+        agent = train(DYING.replace("resume()", 'resume("never")'))
+    else:
+        agent = train(DYING, "--resume", "never")
+    assert begun(agent) == ["None", "None", "1"]
+    assert "generation 3 of this run has saved a checkpoint" in agent.err
+
+
+def test_resume_reference_holds_until_this_run_has_saved(train, old_run):
+    old_run(3)
+    agent = train(DYING, "--resume", "latest~1")
+    assert begun(agent) == ["2", "2", "3"]
+    assert "this run began there, so this attempt continues from checkpoint-2-g1" in agent.err
+
+
+def test_resume_reference_missing_ends_at_once_with_66(train):
+    agent = train(DYING, "--resume", "elsewhere/checkpoint-500")
+    assert agent.end() == 66, agent.err
+    assert len(agent.said("pid")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "rank"), [("IntegrityError", 1, 1), ("IncompatibleCheckpoint", 65, 0)]
+)
+def test_refusal_of_one_rank_ends_the_run_at_once(train, name, code, rank):
+    agent = train(REFUSAL.format(name=name, rank=rank), "--nproc-per-node", "2")
+    assert agent.end() == code, agent.err
+    assert len(agent.said("pid")) == 2
+    assert f"rank {rank} failed first" in agent.err
+
+
+def test_resume_never_of_a_requeued_job_continues(train, old_run):
+    old_run(1)
+    job = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "here"}
+    options = ("--resume", "never", "--notice", "off")
+    assert begun(train(ONCE, *options, environ=job)) == ["None"]
+    requeued = train(ONCE, *options, environ={**job, "SLURM_RESTART_COUNT": "1"})
+    assert begun(requeued) == ["1"]
+    assert "--resume never` is fulfilled" in requeued.err
+    by_hand = train(ONCE, *options, environ=job)
+    assert begun(by_hand) == ["None"], "a second start in one allocation is new"
