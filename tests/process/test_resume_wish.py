@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilient.checkpointer import About
-from resilient.opening import open_checkpointer
+from resilient import Checkpointer
 
 # Life 1 dies before its first save, life 2 after it.
 DYING = """
@@ -30,6 +29,8 @@ with Checkpointer("../repo", count=0) as saver:
 """
 REFUSAL = """
 from resilient.errors import {name}
+while not os.path.exists("pid.0") or not os.path.exists("pid.1"):
+    time.sleep(0.01)
 if rank == {rank}:
     raise {name}("the checkpoint is not to be taken")
 time.sleep(60)
@@ -46,11 +47,10 @@ def old_run(tmp_path):
     """Let an older run save some steps to the repository."""
 
     def save(steps):
-        saver = open_checkpointer(str(tmp_path / "repo"))
-        saver.resume({})
-        for step in range(1, steps + 1):
-            saver.save(step, {}, About())
-        saver.close()
+        with Checkpointer(str(tmp_path / "repo"), count=0) as saver:
+            saver.resume()
+            for step in range(1, steps + 1):
+                saver.save(step)
 
     return save
 
