@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-POLICY = "tests/unit/vault/test_resume_policy.py"
+POLICY = "tests/unit/vault/test_resume_policy.py tests/property/test_resume_policy.py"
 DECIDE = "tests/unit/agent/test_decide.py"
 JUDGING = "tests/unit/agent/test_judging.py"
 PROGRESS = "tests/unit/agent/test_progress.py"
