@@ -43,7 +43,11 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
         return _fed(args, optimizer, options)
     shape = SHAPES[name]
     _only_its_own(name, shape, options)
-    span = Span(absolute_steps(args.warmup_steps, total), total, args.learning_rate)
+    # A script may give an optimizer with another rate, of which floors are a share.
+    # A tensor is not the first rate any more: schedules write into it.
+    given_rate = getattr(optimizer, "defaults", {}).get("lr")
+    rate = given_rate if isinstance(given_rate, int | float) else args.learning_rate
+    span = Span(absolute_steps(args.warmup_steps, total), total, rate)
 
     # A plain function: LambdaLR then keeps it out of its state, which so needs no pickle.
     def factor(step: int) -> float:

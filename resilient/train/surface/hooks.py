@@ -138,6 +138,8 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
         for kept, how, loader in self._eval_loaders:
             if kept is dataset and how == made_for:
+                # As for a new loader: whether an earlier attempt made it must not matter.
+                self._draw_for_loader()
                 return loader
         made = self._loader_of_share(dataset, persistent=True)
         if not isinstance(made, StreamEvaluation):
@@ -194,13 +196,16 @@ class TrainerHooks(MakingHooks, WrappingHooks, LossHooks):
         self, dataset: Any, *, persistent: bool = False
     ) -> DataLoader[Any] | StreamEvaluation:
         share = self._share_of(dataset)
-        if self.train_sampler is not None:
-            draw_for_loader(self.train_sampler.cursor)
+        self._draw_for_loader()
         dataset, collate = self._pruned(dataset)
         if isinstance(share, StreamShare):
             return stream_evaluation(self.args, dataset, share, collate, pin=self._on_gpu)
         how = {"pin": self._on_gpu, "persistent": persistent}
         return eval_loader(self.args, dataset, share, collate, **how)
+
+    def _draw_for_loader(self) -> None:
+        if self.train_sampler is not None:
+            draw_for_loader(self.train_sampler.cursor)
 
     def train_sampling(self) -> Sampling:
         """Return the order of the samples; override it for one of your own.

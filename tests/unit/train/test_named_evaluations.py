@@ -75,6 +75,19 @@ def test_eval_workers_persist_between_evaluations(tmp_path, repository, persiste
     trainer._eval_loaders = ()
 
 
+def test_eval_loader_draws_alike_with_persistent_workers(tmp_path, repository):
+    def drawn(**options):
+        trainer = make_trainer(tmp_path, random_numbers="transformers", max_steps=1, **options)
+        trainer.train()
+        torch.manual_seed(1)
+        for _ in range(2):
+            trainer.get_eval_dataloader(trainer.train_dataset)
+        return torch.get_rng_state()
+
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    assert torch.equal(drawn(), drawn(**workers))
+
+
 def test_low_rank_targets_match_as_in_transformers():
     pytest.importorskip("galore_torch")
     from transformers.trainer_utils import check_target_module_exists

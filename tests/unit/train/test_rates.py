@@ -9,8 +9,9 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from resilient.train.arguments import TrainingArguments
 from resilient.train.measures.meters import Meters
-from resilient.train.schedules.create import carry_over
+from resilient.train.schedules.create import carry_over, create_scheduler
 from resilient.train.schedules.metric import greedy, is_fed_by_metric, plateau
 
 
@@ -70,3 +71,24 @@ def test_a_schedule_of_another_length_keeps_the_tensor():
 
     assert optimizer.param_groups[0]["lr"] is rate
     assert float(rate) == pytest.approx(0.5 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("polynomial", {}), ("cosine_with_min_lr", {"min_lr": 0.01})]
+)
+def test_floor_of_given_optimizer_equals_transformers(name, options):
+    from transformers import get_scheduler as theirs_of
+
+    args = TrainingArguments(
+        lr_scheduler_type=name, lr_scheduler_kwargs=options, learning_rate=0.001
+    )
+    ours, theirs = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.05) for _ in range(2))
+    schedules = (
+        create_scheduler(args, ours, 5),
+        theirs_of(name, theirs, 0, 5, scheduler_specific_kwargs=options),
+    )
+    for _ in range(5):
+        for optimizer, schedule in zip((ours, theirs), schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
