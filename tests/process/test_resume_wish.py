@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hf_runs import checkpoint_of
 
 from resilient import Checkpointer
 
+WORKER = Path(__file__).with_name("transformers_worker.py")
 # Life 1 dies before its first save, life 2 after it.
 DYING = """
 from resilient import Checkpointer
@@ -99,3 +103,23 @@ def test_resume_never_of_a_requeued_job_continues(train, old_run):
     assert "--resume never` is fulfilled" in requeued.err
     by_hand = train(ONCE, *options, environ=job)
     assert begun(by_hand) == ["None"], "a second start in one allocation is new"
+
+
+# Life 1 dies while it writes the imported checkpoint.
+TAKING = """
+import runpy
+from resilient import checkpointer
+if life == 1:
+    checkpointer.Checkpointer.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv = [{worker!r}, ".", "reg_sgd:0"]
+runpy.run_path({worker!r}, run_name="__main__")
+"""
+
+
+def test_resume_folder_killed_while_imported_imports_it_again(train):
+    folder = checkpoint_of("reg_sgd", 7)
+    agent = train(TAKING.format(worker=str(WORKER)), "--resume", str(folder))
+    assert agent.end() == 0, agent.err
+    assert len(agent.said("pid")) == 2
+    assert "took over step 7" in agent.err
+    assert "resumed from checkpoint-7-g2" in agent.err
