@@ -26,6 +26,7 @@ from resilient.format.names import CheckpointId, whole_step
 from resilient.overlap import Overlap, handing_over
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
+from resilient.state.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
 from resilient.state.landing import Landing
 from resilient.state.load import absent_parts, load, load_what_is_there, stored_name
 from resilient.state.stage import draft, stage
@@ -85,6 +86,7 @@ class Checkpointer:
         self._pending: CheckpointId | None = None
         self._bases: tuple[Base, ...] = ()
         self._loads = 0
+        self._setup: dict[str, Any] = {}
 
     @property
     def generation(self) -> int:
@@ -161,6 +163,7 @@ class Checkpointer:
         cause: str = "start",
         examine: Examine = None,
         guard: StartGuard | None = None,
+        policy: ChangePolicy | None = None,
     ) -> Resumed | None:
         """Begin this life: load the newest checkpoint that all ranks can prove, and claim a number.
 
@@ -177,6 +180,7 @@ class Checkpointer:
             cause: why this life begins, one word.
             examine: hears the saved configuration once all is proved; may refuse what is in place.
             guard: conditions of a start at step 0 that ``auto`` leads to; None allows any.
+            policy: differences between the saved and the live objects that are allowed.
 
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
@@ -196,7 +200,9 @@ class Checkpointer:
         if guard is not None and ref == "auto" and choice.proved is None:
             is_mine = self._desk.world.is_coordinator
             self._agree("resume/start", attempt(lambda: guard.check(store)) if is_mine else None)
-        absent = self._load(choice, parts, landing, examine)
+        self._setup = setup_of(parts)
+        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.tell, examine)
+        absent = self._load(choice, parts, landing, check)
         self._life = begin(self._desk, choice, cause, self.start)
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
@@ -210,14 +216,14 @@ class Checkpointer:
         return resumed
 
     def _load(
-        self, choice: Choice, parts: Mapping[str, Part], landing: Landing, examine: Examine
+        self, choice: Choice, parts: Mapping[str, Part], landing: Landing, check: ResumeCheck
     ) -> tuple[str, ...]:
         """Load on every rank, and go on only if it worked on all."""
         proved = choice.proved
         if proved is None:
             return ()
         given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
-        mine = attempt(lambda: load_what_is_there(*given, examine))
+        mine = attempt(lambda: load_what_is_there(*given, check))
         self._agree("resume/load", mine)
         return mine if isinstance(mine, tuple) else ()
 
@@ -280,7 +286,7 @@ class Checkpointer:
             checkpoint = self._handed.claim(CheckpointId(life.number, whole_step(step)))
             self._saves += 1
             topic, world = f"save/{self._saves}", self._desk.world
-            about = about.closing(checkpoint, life)
+            about = self.with_setup(about).closing(checkpoint, life)
             self._persister.begin(topic)
             steady = steady_memory(parts) if overlap else ()
             staged = stage(capture(checkpoint.step, parts, world.rank), world, self._arena, steady)
@@ -304,6 +310,12 @@ class Checkpointer:
             self._pending = checkpoint
             self._handed.add(checkpoint)
         return checkpoint
+
+    def with_setup(self, about: About) -> About:
+        """Return what a manifest says besides, with the setup of optimizers and schedulers."""
+        if not self._setup:
+            return about
+        return replace(about, config={**about.config, SETUP: self._setup})
 
     def _begun(self) -> Generation:
         if self._life is None:

@@ -119,6 +119,7 @@ class Holding:
                 raise self._failure.to_error(1)
             self._turns += 1
             self._holder.void(slot)
+            about = self._checkpointer.with_setup(about)
             about = about.closing(CheckpointId(life.number, step), life)
             snapshot = capture(step, parts, desk.world.rank, self._recall)
             is_beside = overlap and self._has_room_beside()

@@ -31,6 +31,7 @@ from resilient.opening import (
     split_options,
 )
 from resilient.start_guard import StartGuard
+from resilient.state.changes import ChangePolicy
 from resilient.state.numbers import plain_metrics
 from resilient.state.things import Things, gather_things, thing_in
 from resilient.vault.facts import PartsLeftOut, PartsStartedFresh
@@ -41,7 +42,7 @@ from resilient.world.missed_saves import MissedSaveDetector
 from resilient.world.pulse import own_pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from torch.optim import Optimizer
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
 
     from resilient import checkpointer
     from resilient.world.gang import Gang
+
+_CHANGES_HINT = (
+    "give the objects that saved it, or allow the difference: "
+    "Checkpointer(..., resume_changes=[{names}])"
+)
 
 
 class Checkpointer:
@@ -66,6 +72,10 @@ class Checkpointer:
             before their own. Change parameters in no other way between a save and the step
             after it: a save that catches you at it fails. torch does not tell of changes through
             ``.data``, as some clip weights: without overlap they may come at any time.
+        resume_changes: names of things that may differ from the checkpoint's although the result
+            is another run: a scheduler of another class starts fresh, weights are narrowed to
+            another dtype, tied weights are tied otherwise, a saved thing that is not given here
+            is lost. ``all`` allows it for every thing. Without it ``resume`` refuses.
         things: what to save, by name. Modules (DDP, FSDP or compiled ones too), optimizers over
             their parameters, anything with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values; dicts and lists are given back in place,
@@ -93,9 +103,13 @@ class Checkpointer:
         *,
         rng: bool = True,
         overlap: bool = False,
+        resume_changes: str | Iterable[str] = (),
         **things: Any,
     ) -> None:
         self._url = os.fspath(url)
+        self._allowed = frozenset(
+            [resume_changes] if isinstance(resume_changes, str) else resume_changes
+        )
         self._rng = rng
         self._overlap = overlap
         self._options, self._given = split_options(things)
@@ -178,9 +192,9 @@ class Checkpointer:
         self._spine = self._open(gang, told)
         before_exit(self._end)
         wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
-        found = self._spine.resume(
-            self._things.parts, ref=wanted, cause=launch.cause, guard=self.guard
-        )
+        policy = ChangePolicy(self._allowed, lost=self._things.left_out, hint=_CHANGES_HINT)
+        parts, cause = self._things.parts, launch.cause
+        found = self._spine.resume(parts, ref=wanted, cause=cause, guard=self.guard, policy=policy)
         if self._overlap:
             self._let_optimizers_wait(self._spine)
         self._detect_missed_saves(gang, self._spine)

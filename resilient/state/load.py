@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from resilient.format.manifest import Manifest, StoredRegion, TensorEntry
     from resilient.state.capture import Part
+    from resilient.state.changes import ResumeCheck
 
     Examine = Callable[[Mapping[str, Any]], None] | None
 
@@ -66,7 +67,7 @@ def load_what_is_there(
     parts: Mapping[str, Part],
     rank: int,
     landing: Landing,
-    examine: Examine,
+    check: ResumeCheck,
 ) -> tuple[str, ...]:
     """Load the parts that a checkpoint holds; return those that may be absent and are.
 
@@ -76,13 +77,13 @@ def load_what_is_there(
         parts: as in ``load``.
         rank: of this process.
         landing: as in ``load``.
-        examine: hears the configuration of the run that saved, before anything is loaded.
+        check: compares the run that saved with this one before anything is loaded.
     """
-    if examine is not None:
-        examine(manifest.config)
+    if check.examine is not None:
+        check.examine(manifest.config)
     absent = absent_parts(manifest, parts, rank)
-    load(manifest, files, parts, rank, landing)
-    return tuple(absent)
+    fresh = load(manifest, files, parts, rank, landing, check)
+    return (*absent, *fresh)
 
 
 def load(
@@ -91,7 +92,8 @@ def load(
     parts: Mapping[str, Part],
     rank: int,
     landing: Landing | None = None,
-) -> None:
+    check: ResumeCheck | None = None,
+) -> tuple[str, ...]:
     """Give every part that the checkpoint holds its state back, in the order of ``parts``.
 
     A part may have a method ``check_saved(state_dict)``. It is called for every part before the
@@ -105,6 +107,10 @@ def load(
         parts: what to load into; parts that the checkpoint lacks are left alone.
         rank: whose copies of the parts of scope ``rank``.
         landing: where sharded tensors go; found from ``parts`` if it is not given.
+        check: compares what was saved with the live objects before the first part is loaded.
+
+    Returns:
+        Parts that ``check`` leaves as they are.
 
     Raises:
         IncompatibleCheckpoint: a part refuses the state, for example another shape.
@@ -120,7 +126,12 @@ def load(
             continue
         content = files[entry.document]
         trees[name] = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
-        if hasattr(part.stateful, "check_saved"):
+    fresh = check.fresh_parts(manifest, trees, parts) if check is not None else frozenset()
+    for name in list(trees):
+        part = parts[name]
+        if name in fresh:
+            del trees[name]
+        elif hasattr(part.stateful, "check_saved"):
             outline = unflatten(trees[name], partial(_outline, tensors))
             with _told_of(name, manifest):
                 part.stateful.check_saved(outline)
@@ -128,6 +139,7 @@ def load(
         state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
         with _told_of(name, manifest):
             parts[name].stateful.load_state_dict(state)
+    return tuple(fresh)
 
 
 def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:

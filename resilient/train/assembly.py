@@ -135,7 +135,7 @@ def _saver_for(
     session, sampler, strategy = hooks.session, hooks.train_sampler, hooks.strategy
     assert sampler is not None and strategy is not None  # noqa: S101, PT018 - for mypy
     teller = Teller(strategy.name)
-    return HoldingSaver(
+    saver = HoldingSaver(
         into,
         parts,
         about=lambda: teller.about(hooks.args, sampler.cursor, deal_of(hooks)),
@@ -145,6 +145,8 @@ def _saver_for(
         session=session,
         ledger=_ledger_for(hooks),
     )
+    saver.reserved = RESERVED
+    return saver
 
 
 def _wrap(hooks: TrainerHooks) -> Strategy:

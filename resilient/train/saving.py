@@ -19,11 +19,11 @@ from resilient.train.reporting import (
     LastSaveChosen,
     SaveRetried,
 )
-from resilient.train.resuming import examine
+from resilient.train.resuming import examine, policy_for
 from resilient.vault.facts import PartsStartedFresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from resilient.checkpointer import About, Checkpointer
     from resilient.start_guard import StartGuard
@@ -55,7 +55,10 @@ class Saver(MindingSaver):
 
     Attributes:
         took: what the saves of this life took.
+        reserved: names of parts that the trainer has of itself, or has with other arguments.
     """
+
+    reserved: Collection[str] = ()
 
     def __init__(  # noqa: PLR0913 - the one place where a run meets its checkpoints
         self,
@@ -106,8 +109,9 @@ class Saver(MindingSaver):
         def look(config: Mapping[str, Any]) -> None:
             examine(config, self._args, self.emit)
 
+        policy = policy_for(self._args, {*self.reserved, *self.parts})
         resumed = self._checkpointer.resume(
-            self.parts, ref=ref, cause=cause, examine=look, guard=guard
+            self.parts, ref=ref, cause=cause, examine=look, guard=guard, policy=policy
         )
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resumed is None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from resilient import Checkpointer, Part
 from resilient.clock import SystemClock
-from resilient.errors import ConfigError, NothingToResume
+from resilient.errors import ConfigError, IncompatibleCheckpoint, NothingToResume
 from resilient.events import Emitter
 from resilient.vault.facts import PartsLeftOut
 
@@ -73,7 +73,13 @@ def test_what_the_checkpoint_holds_and_nobody_takes_is_told(tmp_path):
     for things, left in (({}, ("epoch", "optimizer")), ({"epoch": 0}, ("optimizer",))):
         told = []
         emit = Emitter(SystemClock(), (lambda _, event, told=told: told.append(event),))
-        with Checkpointer(tmp_path, emit=emit, model=model, **things) as one:
+        with (
+            Checkpointer(tmp_path, emit=emit, model=model, **things) as one,
+            pytest.raises(IncompatibleCheckpoint, match="not given to this run"),
+        ):
+            one.resume()
+        allowed = {"resume_changes": left}
+        with Checkpointer(tmp_path, emit=emit, model=model, **allowed, **things) as one:
             one.resume()
         [fact] = [event for event in told if isinstance(event, PartsLeftOut)]
         assert fact.parts == left

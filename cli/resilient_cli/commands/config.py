@@ -112,7 +112,11 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     named, where = ref_and_place(ref, place, repo)
     store = open_repository(where, repo)
     checkpoint = resolve(store, named or "latest")
-    config = read_manifest(store, checkpoint).config
+    config = {
+        name: value
+        for name, value in read_manifest(store, checkpoint).config.items()
+        if name != "objects"  # optimizers and schedulers are no arguments
+    }
     if not config:
         raise UsageError(
             f"{checkpoint} holds no arguments: it was saved without our trainer",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FREE, TOLD, REFUSED, FIXED = "free", "told", "refused", "fixed"
 ALL = "all"
+PART = "part:"
+"""Prefix in ``resume_changes`` of a part of the checkpoint, such as ``part:scheduler``."""
 
 
 class Rule(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError
 from resilient.format.parity import check_parity
-from resilient.train.arguments.changes import ALL, RULES
+from resilient.train.arguments.changes import ALL, PART, RULES
 from resilient.train.arguments.choices import CHOICES
 from resilient.train.arguments.distribution import check_distribution
 from resilient.train.arguments.every import check_every
@@ -176,10 +176,9 @@ def _check_combinations(args: TrainingArguments) -> None:
     _check_best(args)
     named = args.resume_changes or []
     for name in [named] if isinstance(named, str) else named:
-        if name not in (ALL, *RULES):
-            raise refused(
-                "resume_changes", name, f"use names of arguments, or all{did_you_mean(name, RULES)}"
-            )
+        if name not in (ALL, *RULES) and not name.startswith(PART):
+            hint = f"use names of arguments, part:NAME, or all{did_you_mean(name, RULES)}"
+            raise refused("resume_changes", name, hint)
 
 
 def _check_best(args: TrainingArguments) -> None:

@@ -61,7 +61,7 @@ class MemoryCheckpointer:
         self.generation = 0
         self.failed = None
 
-    def resume(self, parts, *, ref="auto", cause="start", examine=None, guard=None):
+    def resume(self, parts, *, ref="auto", cause="start", examine=None, guard=None, policy=None):
         self.repository.lives += 1
         self.generation = self.repository.lives
         found = self.committed()

@@ -37,7 +37,9 @@ class SavingArguments:
         default=True, help="on resume give callbacks their state back; here always"
     )
     resume_changes: list[str] | str | None = option(
-        None, "arguments that may differ from the checkpoint's though a resume refuses it, or all"
+        None,
+        "arguments, and parts as part:NAME, that may differ from the checkpoint's though a resume "
+        "refuses it; or all",
     )
 
 
