@@ -312,7 +312,10 @@ class Checkpointer:
         return checkpoint
 
     def with_setup(self, about: About) -> About:
-        """Return what a manifest says besides, with the setup of optimizers and schedulers."""
+        """Return what a manifest says besides, with the setup of optimizers and schedulers.
+
+        Crash: nothing was stored.
+        """
         if not self._setup:
             return about
         return replace(about, config={**about.config, SETUP: self._setup})
