@@ -172,8 +172,8 @@ MUTANTS = [
     Mutant(
         "what an optimizer refuses is found when others are loaded",
         "resilient/state/load.py",
-        '        if hasattr(part.stateful, "check_saved"):\n',
-        "        if False:\n",
+        '        elif hasattr(part.stateful, "check_saved"):\n',
+        "        elif False:\n",
         "tests/unit/test_loop.py",
     ),
     Mutant(
