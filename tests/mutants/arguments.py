@@ -83,14 +83,14 @@ MUTANTS = [
     Mutant(
         "the arguments are looked at after everything is loaded",
         "resilient/state/load.py",
-        "    if examine is not None:\n"
-        "        examine(manifest.config)\n"
+        "    if check.examine is not None:\n"
+        "        check.examine(manifest.config)\n"
         "    absent = absent_parts(manifest, parts, rank)\n"
-        "    load(manifest, files, parts, rank, landing)\n",
+        "    fresh = load(manifest, files, parts, rank, landing, check)\n",
         "    absent = absent_parts(manifest, parts, rank)\n"
-        "    load(manifest, files, parts, rank, landing)\n"
-        "    if examine is not None:\n"
-        "        examine(manifest.config)\n",
+        "    fresh = load(manifest, files, parts, rank, landing, check)\n"
+        "    if check.examine is not None:\n"
+        "        check.examine(manifest.config)\n",
         "tests/unit/test_checkpointer.py",
     ),
     Mutant(

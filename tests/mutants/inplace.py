@@ -83,8 +83,8 @@ MUTANTS = [
     Mutant(
         "an older checkpoint is proved and not loaded",
         "resilient/checkpointer.py",
-        "        absent = self._load(choice, parts, landing, examine)\n",
-        "        absent = () if choice.skipped else self._load(choice, parts, landing, examine)\n",
+        "        absent = self._load(choice, parts, landing, check)\n",
+        "        absent = () if choice.skipped else self._load(choice, parts, landing, check)\n",
         GANG,
     ),
     Mutant(
