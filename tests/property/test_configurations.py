@@ -34,4 +34,4 @@ def test_configurations_end_as_unbroken_and_as_transformers(request):
         f"{SCRIPT} --seed {seed} --only {one['number']}: {json.dumps(one)}" for one in odd
     )
     # What was killed at a step that it did not reach tells nothing.
-    assert sum(one["killed"] > 0 for one in lines) >= count // 2
+    assert sum(one["killed"] > 0 for one in lines) >= count // 3
