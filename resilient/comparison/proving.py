@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from resilient.comparison.numbers import is_complex, is_float, values
 from resilient.comparison.pages import Pages
 from resilient.comparison.reading import BLOCK_ELEMENTS, Elements, ReadAhead
+from resilient.comparison.stale_copies import stale_copies
 from resilient.layouts.checksums import BEHIND, check_bytes
 from resilient.layouts.plain import ALONE
 from resilient.layouts.scanning import Risk, scan
@@ -33,7 +34,8 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and
     of the optimizer: none may be NaN, no square negative, not all numbers of a file zero, nor those
-    of a page of it that cuts a row, and infinite ones are told.
+    of a page of it that cuts a row, and infinite ones are told. A number far beyond the scale of
+    its tensor is told too, and a file that is that of an older step beside it.
 
     Args:
         folder: where it is.
@@ -55,7 +57,8 @@ def prove(folder: Folder, listing: Listing, contents: Contents) -> tuple[Problem
         for one in contents.tensors
         if one.part in (MODEL, OPTIMIZER) and not spoiled & set(one.files)
     ]
-    return (*found, *_odd_numbers(near, listing, tensors))
+    stale = stale_copies(folder, listing, contents)
+    return (*found, *_odd_numbers(near, listing, tensors), *stale)
 
 
 def _dangers(folder: Folder, listing: Listing) -> Iterator[Problem]:
@@ -76,6 +79,8 @@ class _Counts:
     nonzero: int = 0
     first: float = 0.0
     hole: tuple[int, int] | None = None
+    top: float = 0.0
+    others: float = 0.0
 
 
 def _odd_numbers(near: Folder, listing: Listing, tensors: list[Tensor]) -> Iterator[Problem]:
@@ -142,6 +147,10 @@ def _odd(tensor: Tensor, counts: _Counts) -> Problem | None:
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
         return Problem(place, what, is_fatal=True)
+    if _is_beyond(counts, tensor.dtype):
+        times = f"{counts.top / counts.others:.0e}" if counts.others else "more than 1e15"
+        what = f"`{name}` has a number of {counts.top:.0e}, {times} times the mean of its others"
+        return Problem(place, f"{what}: {_BEYOND}", is_fatal=True, cure=Cure.COPY)
     if counts.hole and counts.nonzero:
         at, length = counts.hole
         what = f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
@@ -154,14 +163,24 @@ _SQUARES = ("exp_avg_sq", "square_avg")
 """Of which an optimizer takes the root: of a negative one it is NaN."""
 _ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
 _ZEROS_BYTES = 4096
+_SCALES_MAX = 1e15
+_BEYOND = "a flipped bit makes that, and a step spoils all weights"
+_MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
+"""The most negative number of a dtype stands in masks."""
 _HOLE = "a loss of power takes bytes like that"
+
+
+def _is_beyond(counts: _Counts, dtype: str) -> bool:
+    """Return True for a largest number that no training reaches, and that no mask is made of."""
+    is_mask = counts.top >= _MASKS.get(dtype, np.inf)
+    return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
 
 
 def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
     """Return how many elements are NaN, infinite, negative, and not zero."""
     elements = Elements(near, listing, tensor)
     nans = infinite = negative = nonzero = 0
-    first, pages = 0.0, _pages(tensor)
+    first, pages, scale = 0.0, _pages(tensor), _Scale()
     for start in range(0, tensor.elements, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         numbers = values(elements.read(start, count), tensor.dtype)
@@ -171,9 +190,35 @@ def _counted(near: Folder, listing: Listing, tensor: Tensor) -> _Counts:
         infinite += int(np.isinf(numbers).sum())
         negative += 0 if is_complex(tensor.dtype) else int((numbers < 0).sum())
         nonzero += int(np.count_nonzero(numbers))
+        scale.look(numbers)
         if pages:
             pages.look(start, np.equal(numbers, 0))
-    return _Counts(nans, infinite, negative, nonzero, first, pages.hole if pages else None)
+    hole = pages.hole if pages else None
+    top, others = scale.result()
+    return _Counts(nans, infinite, negative, nonzero, first, hole, top, others)
+
+
+class _Scale:
+    """Largest of some numbers, and the mean of all others."""
+
+    def __init__(self) -> None:
+        self._top, self._sum, self._count = 0.0, 0.0, 0
+
+    def look(self, numbers: Any) -> None:
+        """Take some more numbers."""
+        sizes = np.abs(numbers).ravel()
+        if sizes.size and not np.isfinite(sizes.max()):
+            sizes = sizes[np.isfinite(sizes)]
+        if not sizes.size:
+            return
+        top = float(sizes.max())
+        self._sum += float(sizes.sum(dtype=np.float64)) - top + min(self._top, top)
+        self._top = max(self._top, top)
+        self._count += sizes.size
+
+    def result(self) -> tuple[float, float]:
+        """Return the largest number and the mean of the others; zeros where there are no others."""
+        return (self._top, self._sum / (self._count - 1)) if self._count > 1 else (0.0, 0.0)
 
 
 def _pages(tensor: Tensor) -> Pages | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilient.layouts import (
     accelerate,
@@ -14,18 +14,20 @@ from resilient.layouts import (
     lightning,
     megatron,
     modules,
+    neighbours,
     plain,
     safe_slices,
     torchtitan,
     universal,
 )
 from resilient.layouts.archives import open_archive
-from resilient.layouts.documents import POINTER, pointers_in, read_text
+from resilient.layouts.documents import POINTER, pointers_in, read_json, read_text, whole
 from resilient.layouts.fitting import unfitting
 from resilient.layouts.incomplete import is_cut_short, pointers, saved_name, unfinished
 from resilient.layouts.layers import odd_layers
+from resilient.layouts.majorities import Witnesses, odd_dtypes, odd_weight
 from resilient.layouts.shards import STEMS
-from resilient.layouts.values import OPTIMIZER, Contents, Cure, Problem, Unreadable
+from resilient.layouts.values import MODEL, OPTIMIZER, Contents, Cure, Problem, Unreadable
 from resilient.layouts.weights import SAFE, TORCH
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ def read_layout(folder: Folder, listing: Listing) -> Contents | None:
     contents = _read(folder, listing)
     if contents is None:
         return None
-    problems = unfinished(folder.url, listing, _fitted(contents).problems)
+    problems = unfinished(folder.url, listing, _fitted(folder, listing, contents).problems)
     found = pointers_in(folder, listing)
     told = pointers(folder.url, listing, problems, found, POINTER)
     return replace(contents, problems=tuple(told))
@@ -200,16 +202,48 @@ def _read(folder: Folder, listing: Listing) -> Contents | None:
     return _read_torch(folder, listing, name) if name.endswith(TORCH) else None
 
 
-def _fitted(contents: Contents) -> Contents:
+def _fitted(folder: Folder, listing: Listing, contents: Contents) -> Contents:
     files = {file for one in contents.tensors for file in one.files}
     is_sliced = any(one.endswith(distributed.SLICES) for one in files)
     is_lenient = contents.layout == "hf-trainer" and not is_sliced
     is_hurt = any(one.is_fatal for one in contents.problems)
+    held, known = contents.problems, _witnesses(folder, listing, contents)
+    blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
+    if blamed is not None:
+        # The configuration and the optimizer are right, and were told of for this weight alone.
+        held = tuple(one for one in held if one.place != neighbours.CONFIG)
+        misfits: tuple[Problem, ...] = (blamed,)
+    else:
+        misfits = unfitting(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
     odd = (
-        *unfitting(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt),
+        *misfits,
         *odd_layers(contents.tensors),
+        *(odd_dtypes(contents.tensors, known) if known else ()),
+        *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
-    return replace(contents, problems=(*contents.problems, *odd))
+    return replace(contents, problems=(*held, *odd))
+
+
+def _is_trainer(contents: Contents) -> bool:
+    return contents.layout == "hf-trainer"
+
+
+def _witnesses(folder: Folder, listing: Listing, contents: Contents) -> Witnesses | None:
+    """Return what other files say of the weights; None where the weights are cut up."""
+    files = {file for one in contents.tensors if one.part == MODEL for file in one.files}
+    if not _is_trainer(contents) or not files or any("/" in one for one in files):
+        return None
+    documents: list[dict[str, Any]] = []
+    for name in (neighbours.CONFIG, "model.safetensors.index.json"):
+        try:
+            documents.append(read_json(folder, listing, name))
+        except Unreadable:
+            documents.append({})
+    config, index = documents
+    meta = index.get("metadata")
+    total = whole(meta.get("total_size")) if isinstance(meta, dict) else None
+    beside = neighbours.weights_beside(folder.url)
+    return Witnesses(config, total, beside)
 
 
 def _read_torch(folder: Folder, listing: Listing, name: str) -> Contents:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from resilient.comparison.proving import prove
+from resilient.comparison.stale_copies import STALE
 from resilient.layouts.plain import ALONE
 from resilient.layouts.recognizing import read_layout
 from resilient.layouts.values import Contents, Problem
@@ -92,13 +93,23 @@ class Case:
         return [one for one in self.problems if one.is_fatal and one.what != ALONE]
 
     def broken(self) -> list[str]:
-        """Return the files that something forbids to use, or that say what is not so."""
-        places = (one.place for one in self.problems if one.what != ALONE)
+        """Return the files that something forbids to use, or that say what is not so.
+
+        A file of an older step is whole: no mender of damaged bytes may touch it.
+        """
+        places = (
+            one.place
+            for one in self.problems
+            if one.what != ALONE and not one.what.startswith(STALE)
+        )
         return [one for one in dict.fromkeys(places) if one != "."]
 
     def is_broken(self, name: str) -> bool:
         """Say whether a file is missing or damaged."""
-        return any(one.place == name and (one.is_fatal or one.loses) for one in self.problems)
+        return any(
+            one.place == name and (one.is_fatal or one.loses) and not one.what.startswith(STALE)
+            for one in self.problems
+        )
 
     def done(self, file: str, what: str, source: str) -> None:
         """Note what was done, and look at what there is now."""

@@ -30,7 +30,6 @@ BEYOND: dict[tuple[str, str], str] = {
         (name, "optimizer: two ranks' exchanged"): "a rank's part does not say whose it is"
         for name in ("Trainer, ZeRO 2", "Trainer, ZeRO 3")
     },
-    ("Trainer, FSDP", "weights: one rank's of another step"): "a slice of weights says no step",
     ("Megatron, two files", "weights: a file of slices of another step"): (
         "a slice of weights says no step"
     ),
@@ -57,7 +56,8 @@ can, and what is odd is named; `unknown`: no checkpoint is recognised; `unseen`:
 it executes the code in the pickle.
 * behind the second stroke, what `ckpt repair` does: `mends`: it writes a new checkpoint that is \
 whole, out of this one and another step of the run beside it; `loses`: one that its tool goes on \
-from, with a loss that is named; `saves`: none, but the tensors that are whole; `copy`: with \
+from, with a loss that is named, or a model to begin a new training from; `saves`: none, but the \
+tensors that are whole; `copy`: with \
 another copy of it named (`--from`), one that is whole; `stays`: nothing helps, and it says why. \
 What it wrote was loaded, or resumed, by the layout's own tool, and is to the bit what that has of \
 the undamaged one: all of it with `mends` and `copy`, the weights with `loses`.

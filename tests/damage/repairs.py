@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import own
 import torch
+from samples import load_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from resilient.errors import UnknownLayout
@@ -83,6 +84,11 @@ def _wrong(sample: Sample, path: Path, whole: Loaded | None, *, is_whole: bool) 
     """Return what the layout's own tool has of what was mended that it should not have."""
     if whole is None:
         return ""
+    if path.name.startswith("weights-"):
+        # DeepSpeed resumes no folder without its engine: a new training begins from the weights.
+        held = load_model(path).weights
+        is_same = all(torch.equal(one, held[name]) for name, one in whole.weights.items())
+        return "" if is_same else "WRONG: other weights"
     word, found = loaded(sample, path)
     if found is None:
         return f"WRONG: {word}"

@@ -191,6 +191,8 @@ def test_a_configuration_that_is_none_stops_a_resume_and_one_that_is_gone_does_n
     assert answer == "no"
     assert "config.json: it is" in told
     (single / "config.json").unlink()
+    assert look(single)[0] == "partly"
+    (single / "generation_config.json").unlink()
     assert look(single) == ("yes", "")
 
 

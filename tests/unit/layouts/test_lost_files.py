@@ -66,14 +66,14 @@ def test_a_best_checkpoint_that_is_gone_is_a_loss_and_one_beside_it_is_none(sing
     plan = plan_mending(str(single))
     assert "best checkpoint" in plan.losses
     assert json.loads(plan.draft.read("trainer_state.json", 0, 1 << 20))["best_global_step"] == 4
-    single.with_name("checkpoint-4").mkdir()
+    shutil.copytree(single, single.with_name("checkpoint-4"))
     assert verdict(single).answer == "yes"
 
 
 def test_a_best_checkpoint_that_is_where_it_is_said_to_be_is_not_gone(single, monkeypatch):
     best_at(single, 4)
     elsewhere = single.parents[1] / "elsewhere"
-    (elsewhere / "run" / "checkpoint-4").mkdir(parents=True)
+    shutil.copytree(single, elsewhere / "run" / "checkpoint-4")
     monkeypatch.chdir(elsewhere)
     assert verdict(single).answer == "yes"
 

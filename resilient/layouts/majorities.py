@@ -1,0 +1,171 @@
+"""Weights that the configuration, the optimizer, an index or another step contradict (pure).
+
+Three files say the shape and the dtype of a weight. The file that most others contradict is the
+damage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.layouts.values import ITEM_BITS, MODEL, OPTIMIZER, Cure, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from resilient.layouts.values import Tensor
+
+_FIRST_MOMENTS = (".exp_avg", ".momentum_buffer", ".square_avg")
+"""Kept once of each parameter, in its shape and its dtype."""
+_FLAT = "rank "
+_FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_WIDTHS_OF_ONE = (1, 2, 3, 4)
+"""How often a layer has the width of the model along an axis: projections stack it."""
+_VOTES = 2
+_PRECISION = "the precision of the weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What other files say of the weights.
+
+    Attributes:
+        config: The model's configuration.
+        index: Bytes of all weights by their index; None without one.
+        beside: The weights of another step, by name.
+        beside_name: The name of that step.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    index: int | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    beside_name: str = "another step"
+
+
+def odd_weight(tensors: Sequence[Tensor], said: Witnesses) -> Problem | None:
+    """Return the first weight whose shape most of the other files contradict.
+
+    Args:
+        tensors: The tensors of the checkpoint.
+        said: What other files say.
+    """
+    weights = [one for one in tensors if one.part == MODEL]
+    moments = Counter(one.shape for one in _moments(tensors))
+    counts = Counter(one.shape for one in weights)
+    lacking, extra = moments - counts, counts - moments
+    total = sum(one.size_bytes for one in weights)
+    for one in weights:
+        other = said.beside.get(one.name)
+        shapes = [other.shape] if other and other.shape != one.shape else []
+        shapes += [shape for shape in lacking if extra[one.shape] and _one_axis(one.shape, shape)]
+        for shape in dict.fromkeys(shapes):
+            votes = _votes(one, shape, said, is_lacking=lacking[shape] > 0 and extra[one.shape] > 0)
+            named = [name for name, is_against in votes.items() if is_against]
+            against = [name for name, is_against in votes.items() if is_against is False]
+            if _is_total(said.index, total, one, shape):
+                named.append("the index")
+            if len(named) >= _VOTES and len(named) > len(against):
+                what = (
+                    f"`{one.name[:80]}` has the shape {list(one.shape)}, and {_joined(named)} say "
+                    f"{list(shape)}: the weight is damaged"
+                )
+                return Problem(_place(one), what, is_fatal=True, cure=Cure.COPY)
+    return None
+
+
+def _votes(
+    weight: Tensor, shape: tuple[int, ...], said: Witnesses, *, is_lacking: bool
+) -> dict[str, bool | None]:
+    """Return who says another shape (True), the weight's own (False), or neither (None)."""
+    other = said.beside.get(weight.name)
+    return {
+        "the optimizer": True if is_lacking else None,
+        "config.json": _by_config(weight.shape, shape, said.config),
+        said.beside_name: None if other is None else other.shape == shape,
+    }
+
+
+def _by_config(
+    own: tuple[int, ...], other: tuple[int, ...], config: Mapping[str, Any]
+) -> bool | None:
+    """Return True if a configuration has the other shape's axis, False for the weight's own."""
+    if not _one_axis(own, other):
+        return None
+    mine, theirs = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
+    sizes = {one for one in config.values() if type(one) is int and one > 1}
+    known = {times * one for one in sizes for times in _WIDTHS_OF_ONE}
+    is_mine, is_theirs = mine in known, theirs in known
+    return None if is_mine == is_theirs else is_theirs
+
+
+def _one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(own) == len(other) and sum(a != b for a, b in zip(own, other, strict=True)) == 1
+
+
+def _is_total(told: int | None, total: int, weight: Tensor, shape: tuple[int, ...]) -> bool:
+    """Return True if an index counts the bytes of the other shape and not those of this one."""
+    if told is None or told == total:
+        return False
+    elements = 1
+    for axis in shape:
+        elements *= axis
+    return total - weight.size_bytes + elements * ITEM_BITS.get(weight.dtype, 0) // 8 == told
+
+
+def odd_dtypes(tensors: Sequence[Tensor], said: Witnesses) -> Iterator[Problem]:
+    """Yield weights of another dtype than most other files say, or a configuration of another one.
+
+    Args:
+        tensors: The tensors of the checkpoint.
+        said: What other files say.
+    """
+    weights = [one for one in tensors if one.part == MODEL and one.dtype in _FLOATS.values()]
+    moments = _moments(tensors)
+    kept = {one.dtype for one in moments}
+    told = said.config.get("dtype", said.config.get("torch_dtype"))
+    wanted = _FLOATS.get(told.removeprefix("torch.")) if isinstance(told, str) else None
+    is_trained = len(moments) >= len(weights) > 0
+    odd = []
+    for one in weights:
+        other = said.beside.get(one.name)
+        votes = {
+            "config.json": wanted,
+            "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
+            said.beside_name: other.dtype if other else None,
+        }
+        named = {name: dtype for name, dtype in votes.items() if dtype and dtype != one.dtype}
+        agreeing = [name for name, dtype in votes.items() if dtype == one.dtype]
+        if len(named) >= _VOTES and len(set(named.values())) == 1 and not agreeing:
+            odd.append((one, named))
+    if odd:
+        first, named = odd[0]
+        what = (
+            f"{len(odd)} of its weights are {first.dtype}, `{first.name[:80]}` among them, and "
+            f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
+        )
+        yield Problem(_place(first), what, _PRECISION, cure=Cure.COPY)
+    held = {one.dtype for one in weights}
+    if wanted and len(held) == 1 and wanted not in held and kept == held and is_trained:
+        what = f"its `dtype` is {told}, and weights and optimizer are {held.pop()}"
+        after = "`from_pretrained` of this folder would make another model"
+        yield Problem("config.json", f"{what}: {after}")
+
+
+def _moments(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        one
+        for one in tensors
+        if one.part == OPTIMIZER
+        and one.name.endswith(_FIRST_MOMENTS)
+        and not one.name.startswith(_FLAT)
+    ]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def _place(tensor: Tensor) -> str:
+    return tensor.files[0] if tensor.files else "."

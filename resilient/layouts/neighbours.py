@@ -1,0 +1,101 @@
+"""Other steps of the same run, which lie beside a checkpoint on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilient.errors import KeyNotFound, StoreError
+from resilient.layouts.values import Cure, Problem
+from resilient.layouts.weights import read_weights
+from resilient.storage.folder import open_folder
+from resilient.storage.urls import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.layouts.values import Tensor
+    from resilient.storage.folder import Folder, Listing
+
+CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
+_WITH_CONFIG = ("generation_config.json", "model.safetensors.index.json")
+"""Files that only `save_pretrained` writes, which writes ``config.json`` before them."""
+_NUMBERED = re.compile(r"(.*?)(\d{1,12})")
+_READ_MAX = 2
+_LOSES = "the model's configuration"
+
+
+def steps_beside(url: str) -> list[tuple[int, Path]]:
+    """Return the folders of other steps beside a checkpoint, each with its distance in steps.
+
+    The distance of an older step is negative; the nearest comes first.
+
+    Args:
+        url: The checkpoint; of one that is not on this machine nothing is known.
+    """
+    if protocol_of(url) != "file":
+        return []
+    own = Path(url.removeprefix("file://")).absolute()
+    match = _NUMBERED.fullmatch(own.name)
+    if match is None or not own.parent.is_dir():
+        return []
+    found = []
+    for one in own.parent.iterdir():
+        other = _NUMBERED.fullmatch(one.name)
+        if other and other[1] == match[1] and one.name != own.name and one.is_dir():
+            found.append((int(other[2]) - int(match[2]), one))
+    return sorted(found, key=lambda one: (abs(one[0]), one[0]))
+
+
+def older_steps(url: str) -> Iterator[tuple[Folder, Listing]]:
+    """Yield the nearest older steps beside a checkpoint; a folder that cannot be read is left out.
+
+    Args:
+        url: The checkpoint.
+    """
+    older = [path for distance, path in steps_beside(url) if distance < 0]
+    yield from _opened(older[:_READ_MAX])
+
+
+def weights_beside(url: str) -> dict[str, Tensor]:
+    """Return the weights of the nearest other step by name; empty without one.
+
+    Args:
+        url: The checkpoint.
+    """
+    nearest = [path for _, path in steps_beside(url)]
+    for folder, listing in _opened(nearest[:_READ_MAX]):
+        tensors, problems = read_weights(folder, listing)
+        if tensors and not problems:
+            return {one.name: one for one in tensors}
+    return {}
+
+
+def lost_config(url: str, listing: Listing) -> list[Problem]:
+    """Return the loss of a configuration that the folder or another step shows.
+
+    Args:
+        url: The checkpoint of the Trainer of Transformers.
+        listing: Its files.
+    """
+    if listing.is_there(CONFIG) or listing.is_there(_ADAPTER):
+        return []
+    beside = next((path for _, path in steps_beside(url) if (path / CONFIG).is_file()), None)
+    by_file = next((one for one in _WITH_CONFIG if one in listing.sizes), "")
+    if beside is None and not by_file:
+        return []
+    why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it was there"
+    cure = Cure.REPAIR if beside else Cure.COPY
+    return [Problem(CONFIG, f"it is missing, and {why}", _LOSES, cure=cure)]
+
+
+def _opened(paths: list[Path]) -> Iterator[tuple[Folder, Listing]]:
+    for path in paths:
+        try:
+            folder = open_folder(str(path))
+            listing = folder.list()
+        except (StoreError, KeyNotFound):
+            continue
+        yield folder, listing
