@@ -121,6 +121,7 @@ class Checkpointer:
         self.beat: LoopBeat | None = None
         self._spine: checkpointer.Checkpointer | None = None
         self._detector: MissedSaveDetector | None = None
+        self._told: events.Emitter | None = None
         self.resumed: CheckpointId | None = None
 
     def __enter__(self) -> Self:
@@ -189,6 +190,7 @@ class Checkpointer:
         self._gang, self._topic = gang, gang.next_topic()
         self._things = gather_things(self._given, gang.world.size, rng=self._rng)
         launch, told = gang.launch, self._emitter(gang)
+        self._told = told
         self._spine = self._open(gang, told)
         before_exit(self._end)
         wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
@@ -272,6 +274,11 @@ class Checkpointer:
         if not isinstance(checkpoint, CheckpointId | str):
             raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
         spine.load_part(checkpoint, name, self._things.parts[name])
+
+    def emit(self, event: events.Event) -> None:
+        """Report an event where this checkpointer reports its own; nothing before ``resume``."""
+        if self._told is not None:
+            self._told(event)
 
     def wait(self) -> None:
         """Wait until the save in flight is durable.

@@ -1,0 +1,128 @@
+"""Changes that the hooks of a trainer make to the checkpoint that it would write.
+
+A trainer gives its hooks a dictionary of all state. The parts of a checkpoint hold that state
+already, so only the changes of the hooks are stored beside them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resilient.errors import IncompatibleCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+Path = tuple[Any, ...]
+
+
+def outline(value: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples that shares every other value."""
+    return _rebuilt(value, (), lambda one, _: one)
+
+
+def host_copy(value: Any) -> Any:
+    """Return nested containers with a copy of each tensor in host memory."""
+    return _rebuilt(value, (), lambda one, _: _copied(one))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Compare two outlines: tensors by their memory, other objects by identity or plain value."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return _memory(one) == _memory(other)
+    return type(one) in _PLAIN and bool(one == other)
+
+
+def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that hooks added, replaced or removed.
+
+    A tensor that ``before`` holds too is stored as its place there. So a hook that moves or copies
+    the weights inside the checkpoint costs no second copy of them.
+
+    Args:
+        before: outline of the checkpoint that the hooks were given.
+        after: the checkpoint that they left.
+    """
+    places: dict[Any, Path] = {}
+    _rebuilt(before, (), lambda one, path: _note(places, one, path))
+    shared: list[list[list[Any]]] = []
+
+    def leaf(one: Any, path: Path) -> Any:
+        found = places.get(_memory(one)) if isinstance(one, torch.Tensor) else None
+        if found is None:
+            return one
+        shared.append([list(path), list(found)])
+        return None
+
+    changed = {
+        key: _rebuilt(value, (key,), leaf)
+        for key, value in after.items()
+        if key not in before or not is_same(before[key], value)
+    }
+    removed = [key for key in before if key not in after]
+    return {"changed": changed, "removed": removed, "shared": shared}
+
+
+def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint as the hooks left it when it was saved.
+
+    Args:
+        base: the same state without hooks, in memory that the hooks may keep.
+        changes: the result of :func:`changes_of`.
+
+    Raises:
+        IncompatibleCheckpoint: a tensor that the hooks referred to does not exist in ``base``.
+    """
+    shared = {tuple(path): tuple(place) for path, place in changes["shared"]}
+
+    def leaf(one: Any, path: Path) -> Any:
+        return _copied(_at(base, shared[path])) if path in shared else one
+
+    changed = {key: _rebuilt(value, (key,), leaf) for key, value in changes["changed"].items()}
+    kept = {key: value for key, value in base.items() if key not in set(changes["removed"])}
+    return {**kept, **changed}
+
+
+def _rebuilt(value: Any, path: Path, leaf: Callable[[Any, Path], Any]) -> Any:
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _rebuilt(one, (*path, key), leaf)) for key, one in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_rebuilt(one, (*path, at), leaf) for at, one in enumerate(value))
+    return leaf(value, path)
+
+
+def _note(places: dict[Any, Path], one: Any, path: Path) -> None:
+    if isinstance(one, torch.Tensor) and one.numel():
+        places.setdefault(_memory(one), path)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _at(base: Any, place: Path) -> Any:
+    found = base
+    for key in place:
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise IncompatibleCheckpoint(
+                f"hooks of the checkpoint refer to `{'/'.join(map(str, place))}`, "
+                "which this run does not have",
+                hint="start with the model and optimizers that wrote the checkpoint",
+            ) from error
+    return found
