@@ -79,7 +79,7 @@ class Registered:
         self.value = state["value"]
 
 
-class OwnLoader(transformers.Trainer):
+class GeneratorTrainer(transformers.Trainer):
     """Shuffles by a generator of its own."""
 
     def get_train_dataloader(self):
@@ -151,7 +151,7 @@ CONFIGURATIONS = {
     "evaluated_by_epoch": evaluated_by_epoch,
     "epoch_stop": lambda: {"callbacks": [EpochStop(), Counter()]},
     "epoch_stop_each_step_saved": lambda: {"callbacks": [EpochStop(), Counter()], "save_steps": 1},
-    "own_generator": lambda: {"kind": OwnLoader},
+    "own_generator": lambda: {"kind": GeneratorTrainer},
     "global_order": lambda: {"accelerator_config": {"use_seedable_sampler": False}},
     "plateau": lambda: {
         "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "reduce_lr_on_plateau",
