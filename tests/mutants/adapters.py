@@ -10,8 +10,8 @@ MUTANTS = [
     Mutant(
         "Transformers goes on with random state from before it skipped batches",
         "resilient/adapters/transformers.py",
-        "        self._rng.restore()\n",
-        "",
+        'after it has skipped batches."""\n        self._rng.restore()\n',
+        'after it has skipped batches."""\n',
         POINTS,
     ),
     Mutant(
@@ -45,8 +45,8 @@ MUTANTS = [
     Mutant(
         "Lightning saves an epoch's last batch before its validation",
         "resilient/adapters/lightning.py",
-        "if self._every and not is_last and ",
-        "if self._every and ",
+        "is_due = self._every and not is_last and ",
+        "is_due = self._every and ",
         POINTS,
     ),
 ]
