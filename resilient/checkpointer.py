@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from resilient.start_guard import StartGuard
     from resilient.state.copying import Copies
     from resilient.state.load import Examine
+    from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.registry.generations import Generation
     from resilient.vault.saving.persister import Persister
@@ -119,6 +120,11 @@ class Checkpointer:
         self.wait()
         within_seconds = self._desk.limits.within_seconds
         agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
+
+    @property
+    def store(self) -> Store:
+        """The repository that it reads and writes."""
+        return self._desk.store
 
     @property
     def in_flight(self) -> Persister | None:

@@ -79,6 +79,7 @@ class Wishes:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: str = ""
     require_signature: bool = False
+    strict_resume: bool = False
     is_warm: bool = True
     every: str = ""
     until_step: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.regions import Region
@@ -81,6 +81,7 @@ class Index:
         version: of the format; empty in old files.
         ranks: how many files there are for ranks, by the highest of their numbers.
         problems: what is missing or contradicts itself.
+        paths: Keys of nested dicts that torch's planner made each name of.
     """
 
     tensors: tuple[Tensor, ...]
@@ -89,6 +90,7 @@ class Index:
     version: str
     ranks: int | None
     problems: tuple[Problem, ...]
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
 
 def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "") -> Index:
@@ -130,9 +132,22 @@ def read_index(folder: Folder, listing: Listing, prefix: str = "", part: str = "
         slices,
         frozenset(found - {one.name for one in tensors}),
         version if isinstance(version, str) else "",
-        _ranks(listing, prefix),
+        _ranks(listing, prefix, slices),
         (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
+        _paths(value.get("planner_data")),
     )
+
+
+def _paths(told: Any) -> dict[str, tuple[str | int, ...]]:
+    """Return the path of each name, as torch's default planner writes it."""
+    return {
+        name: tuple(path)
+        for name, path in (told.items() if isinstance(told, dict) else ())
+        if isinstance(name, str)
+        and isinstance(path, tuple | list)
+        and path
+        and all(isinstance(one, str | int) for one in path)
+    }
 
 
 def _is_strange(name: Name) -> bool:
@@ -300,7 +315,10 @@ def _files(listing: Listing, prefix: str) -> list[str]:
     ]
 
 
-def _ranks(listing: Listing, prefix: str) -> int | None:
-    numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in _files(listing, prefix)]
+def _ranks(listing: Listing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]) -> int | None:
+    """Return how many ranks wrote it; a file that the index does not name is of another save."""
+    used = {one.file for pieces in slices.values() for one in pieces}
+    files = [one for one in _files(listing, prefix) if one in used]
+    numbers = [one[len(prefix) :].lstrip("_").partition("_")[0] for one in files]
     ranks = [int(one) for one in numbers if one.isascii() and one.isdigit() and len(one) < 8]  # noqa: PLR2004
     return max(ranks) + 1 if ranks else None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.layouts.halves import Half
-    from resilient.layouts.values import Optimizer, Schedule
+    from resilient.layouts.values import Optimizer, RandomStates, Schedule
     from resilient.storage.folder import Folder, Listing
 
 STATE = "trainer_state.json"
@@ -43,6 +43,7 @@ _SCALER = "scaler.pt"
 _ARGUMENTS = "training_args.bin"
 _NO_LENGTH = (1 << 63) - 1
 """Epochs of a run whose data have no length: ``sys.maxsize``."""
+_ALONE = "rng_state.pth"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
 KEYS = {
@@ -79,11 +80,12 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
     model = model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
     schedule, more = _schedule(folder, listing, model, optimizer)
-    told = model.engine.world if model.engine else model.world
+    arguments = _arguments(folder, listing)
+    told = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
     rng, odd = read_random(folder, listing, _RANDOM, world=told, stops=True, device=device)
     step = whole(state.get("global_step"))
-    world = model.engine.world if model.engine else len(rng.ranks) if rng else model.world
+    world = told or (max(rng.ranks) + 1 if rng else None)
     versions = _versions(folder, listing, model)
     named = _named_step(folder)
     skipped = _skipped(listing, model, optimizer, named if step is None else step, schedule)
@@ -94,11 +96,12 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         *wrapped(model.tensors),
         *more,
         *odd,
+        *_leftover(listing, rng, told),
         *_config(folder, listing, model),
         *odd_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers, optimizer.optimizer),
-        *_unplaced(folder, listing, state),
+        *_unplaced(arguments, state),
     ]
     return Contents(
         "hf-trainer",
@@ -115,7 +118,56 @@ def read_trainer(folder: Folder, listing: Listing) -> Contents:
         versions,
         _facts(state),
         tuple(problems),
+        _not_imported(listing, tag),
     )
+
+
+def _arguments(folder: Folder, listing: Listing) -> Made | None:
+    """Return the arguments of the run as data, None if they cannot be read."""
+    try:
+        held = open_archive(folder, listing, _ARGUMENTS).value
+    except Unreadable:
+        return None
+    return held if isinstance(held, Made) else None
+
+
+def _processes(arguments: Made | None) -> int | None:
+    """Return how many processes trained, by the arguments of the run."""
+    held = arguments.get("distributed_state") if arguments else None
+    return whole(held.get("num_processes")) if isinstance(held, Made) else None
+
+
+def _leftover(listing: Listing, rng: RandomStates | None, world: int | None) -> list[Problem]:
+    """Return random states of ranks that the run had not, and doubt over how many it had."""
+    numbered = {
+        int(match[1]): one
+        for one in listing.sizes
+        if (match := re.fullmatch(_RANDOM, one))
+        if match[1]
+    }
+    if world:
+        last = 0 if world == 1 else world
+        more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
+        what = f"it is of a rank that the run of {world} had not: a leftover of another one"
+        return [Problem(one, what, cure=Cure.NEEDLESS) for one in more]
+    if not numbered or _ALONE not in listing.sizes or rng is None:
+        return []
+    what = (
+        f"`{_ALONE}` is of a run of one process, `{numbered[max(numbered)]}` of one of "
+        f"{max(numbered) + 1}, and nothing says which of them this was: remove the other one's"
+    )
+    return [Problem(".", what, is_fatal=True, cure=Cure.COPY)]
+
+
+def _not_imported(listing: Listing, tag: str) -> tuple[str, ...]:
+    """Return why our own Trainer does not import what Transformers resumes."""
+    names = [one for one in listing.sizes if tag and one.startswith(tag)]
+    found = []
+    if any("mp_rank_01" in one or "expert" in one for one in names):
+        found.append("DeepSpeed cut its layers over ranks")
+    if names and _SCHEDULE not in listing.sizes:
+        found.append("its schedule is DeepSpeed's own")
+    return tuple(found)
 
 
 def _state(folder: Folder, listing: Listing) -> tuple[dict[str, Any], list[Problem]]:
@@ -281,7 +333,7 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _unplaced(folder: Folder, listing: Listing, state: dict[str, Any]) -> list[Problem]:
+def _unplaced(arguments: Made | None, state: dict[str, Any]) -> list[Problem]:
     """Return why the place in the data is not found again, where its loader does not find it.
 
     A stream has no length: its batches are counted over as if it were in its first pass.
@@ -293,11 +345,7 @@ def _unplaced(folder: Folder, listing: Listing, state: dict[str, Any]) -> list[P
             f"its data have no length, and it is in pass {int(epoch) + 1} over them: Transformers "
             "finds its place again in the first one alone"
         )
-    try:
-        held = open_archive(folder, listing, _ARGUMENTS).value
-    except Unreadable:
-        held = None
-    if isinstance(held, Made) and held.get("ignore_data_skip") is True:
+    if arguments is not None and arguments.get("ignore_data_skip") is True:
         found.append("its run has `ignore_data_skip`: a resume begins the data anew")
     return [Problem(".", one, "the place in the data", cure=Cure.UNKEPT) for one in found[:1]]
 

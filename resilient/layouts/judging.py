@@ -66,7 +66,7 @@ def judge(contents: Contents, path: str, others: Alternatives | None = None) -> 
     if fatal:
         return Verdict("no", reasons(fatal), _way_out(fatal, path, others))
     lost = tuple(dict.fromkeys(one.loses for one in contents.problems if one.loses))
-    command = filled(_resume(contents, lost), path)
+    command = filled(_resume(contents), path)
     if lost:
         return Verdict("partly", lost, _better(lost, path, others) or command)
     return Verdict("yes", (), command)
@@ -83,9 +83,10 @@ def filled(command: str, path: str) -> str:
     return command.replace("{path}", path if "'" in command else quoted(path))
 
 
-def _resume(contents: Contents, lost: Sequence[str]) -> str:
+def _resume(contents: Contents) -> str:
     """Return the command that resumes: ours if the Trainer imports the checkpoint."""
-    return OURS if contents.layout == _IMPORTED and not lost else contents.resume
+    is_ours = contents.layout == _IMPORTED and not contents.not_imported
+    return OURS if is_ours else contents.resume
 
 
 def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:

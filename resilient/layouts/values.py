@@ -202,6 +202,7 @@ class Contents:
         versions: versions of software and formats that it names.
         facts: what else is worth a line.
         problems: what is missing, broken or in contradiction.
+        not_imported: Reasons why our own Trainer does not import it though its tool resumes it.
     """
 
     layout: str
@@ -218,6 +219,7 @@ class Contents:
     versions: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    not_imported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
 SIGNING_KEY = "RESILIENT_SIGNING_KEY"
 SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
+STRICT_RESUME = "RESILIENT_STRICT_RESUME"
 REQUIRE_SIGNATURE = "RESILIENT_REQUIRE_SIGNATURE"
 _SECRET_BYTES_MAX = 1 << 16
 _EXAMPLE = f'export {STORAGE_OPTIONS}=\'{{"endpoint": "https://s3.example"}}\''
@@ -54,6 +55,7 @@ class Launch:
         grace_seconds: what that agent gives from SIGTERM to SIGKILL.
         notes: folder where workers leave word for that agent; empty without one.
         require_signature: whether only checkpoints that the key has signed are resumed from.
+        strict_resume: Whether a resume with a loss is refused.
         every: how often to save (``--every``); empty leaves it to the script.
         until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
         start: Identity of the start that this worker belongs to; empty without an agent of ours.
@@ -76,6 +78,7 @@ class Launch:
     grace_seconds: float = 0.0
     notes: str = ""
     require_signature: bool = False
+    strict_resume: bool = False
     every: str = ""
     until_step: int = 0
     start: StartIdentity = field(default_factory=StartIdentity)
@@ -120,6 +123,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         grace_seconds=read_seconds(environ, "RESILIENT_GRACE"),
         notes=environ.get("RESILIENT_NOTES", ""),
         require_signature=read_flag(environ, REQUIRE_SIGNATURE),
+        strict_resume=read_flag(environ, STRICT_RESUME),
         every=environ.get("RESILIENT_EVERY", ""),
         until_step=read_integer(environ, "RESILIENT_UNTIL_STEP", 0, least=0),
         start=inherited_start(environ),
@@ -204,6 +208,7 @@ def write_launch(launch: Launch) -> dict[str, str]:
         "RESILIENT_GRACE": str(launch.grace_seconds),
         "RESILIENT_NOTES": launch.notes,
         REQUIRE_SIGNATURE: "1" if launch.require_signature else "0",
+        STRICT_RESUME: "1" if launch.strict_resume else "0",
         "RESILIENT_EVERY": launch.every,
         "RESILIENT_UNTIL_STEP": str(launch.until_step),
         **write_start(launch.start),

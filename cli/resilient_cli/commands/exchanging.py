@@ -86,8 +86,8 @@ def import_(
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
     with Waiting("importing"):
-        checkpoint = import_folder(folder, place or repo or "", storage_options=options)
-    show(imported(store.url, folder, checkpoint), output_of(ctx))
+        found = import_folder(folder, place or repo or "", storage_options=options)
+    show(imported(store.url, folder, found.checkpoint, found.lost), output_of(ctx))
 
 
 def export(

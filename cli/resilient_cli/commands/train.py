@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.accounting.every import parse_every
+from resilient.environment import read_flag
 from resilient.errors import Preempted, ScriptNotFound, UsageError
 from resilient.showing import quoted
 from resilient.vault.registry.signing import read_signing
-from resilient.world.launch import STORAGE_OPTIONS, parse_storage_options
+from resilient.world.launch import (
+    STORAGE_OPTIONS,
+    STRICT_RESUME,
+    parse_storage_options,
+)
 from resilient_cli import early
 from resilient_cli.lengths import number_of
 from resilient_cli.render import Answer, Facts, Table, show
@@ -64,6 +69,14 @@ RequireSignature = Annotated[
         "Resume only from what was signed with the key of RESILIENT_SIGNING_KEY or "
         "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
         "--require-signature",
+    ),
+]
+StrictResume = Annotated[
+    bool,
+    _option(
+        "Refuse to resume a checkpoint that lost a part of its state; otherwise the loss is a "
+        "warning. RESILIENT_STRICT_RESUME asks for the same.",
+        "--strict-resume",
     ),
 ]
 HostBytesMax = Annotated[
@@ -201,6 +214,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
     require_signature: RequireSignature = False,
+    strict_resume: StrictResume = False,
     host_bytes_max: HostBytesMax = "auto",
     storage_options: StorageOptions = "",
     events: Events = "",
@@ -263,6 +277,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         wishes=replace(
             wishes,
             require_signature=signing.is_required,
+            strict_resume=strict_resume or read_flag(os.environ, STRICT_RESUME),
             is_warm=warm,
             every=every,
             until_step=until_step or 0,

@@ -74,6 +74,7 @@ ENVIRONMENT = (
             ("RESILIENT_NOTICE", "--notice"),
             ("RESILIENT_STORAGE_OPTIONS", "--storage-options: JSON with endpoint and credentials"),
             ("RESILIENT_REQUIRE_SIGNATURE", "--require-signature"),
+            ("RESILIENT_STRICT_RESUME", "--strict-resume"),
             ("RESILIENT_SIGNING_KEY, RESILIENT_SIGNING_KEY_FILE", "the key that signs and proves"),
             ("RESILIENT_SHARED_FOLDER", "the folder in memory for staged checkpoints: /dev/shm"),
             ("NO_COLOR, FORCE_COLOR", "no colours; colours even without a terminal"),

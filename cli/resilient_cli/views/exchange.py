@@ -8,6 +8,8 @@ from resilient.showing import quoted
 from resilient_cli.render import Answer, human_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient.format.names import CheckpointId
     from resilient.vault.mirror import Shipment
 
@@ -37,10 +39,20 @@ def copied(source: str, target: str, shipment: Shipment, *, dry_run: bool) -> An
     return Answer("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
 
 
-def imported(url: str, source: str, checkpoint: CheckpointId) -> Answer:
-    """Return the answer of ``ckpt import``."""
+def imported(url: str, source: str, checkpoint: CheckpointId, lost: Sequence[str] = ()) -> Answer:
+    """Return the answer of ``ckpt import``.
+
+    Args:
+        url: The repository.
+        source: The folder.
+        checkpoint: Its name in the repository.
+        lost: What of it is lost, in words.
+    """
     document = {"repository": url, "from": source, "id": checkpoint.folder}
     said = f"{source} is {checkpoint} of {url} now."
+    if lost:
+        document["lost"] = "; ".join(lost)
+        said = f"{said} Lost: {document['lost']}."
     return Answer("ckpt.import", "import", document, (said,), (checkpoint.folder,))
 
 

@@ -61,7 +61,11 @@ def rebuilding(made: Rebuilt) -> Answer:
     rows = [(name, "known", source) for name, source in made.known.items()]
     rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
     table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
-    goes_on = "Training can go on from it" if made.can_go_on else "Only its weights are of use"
+    goes_on = (
+        "Training can go on from it"
+        if made.can_go_on
+        else "A resume begins the optimizer and the schedule anew"
+    )
     said = f"Step {made.step} is in {made.folder}. {goes_on}; what is lost is in rebuilt.json too."
     document = {**asdict(made), "resumable": made.can_go_on}
     return Answer("ckpt.repair", "rebuild", document, (table, said), (made.folder,))

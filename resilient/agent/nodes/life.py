@@ -160,6 +160,7 @@ def worker_environ(
         grace_seconds=host.grace_seconds,
         notes=wishes.notes,
         require_signature=wishes.require_signature,
+        strict_resume=wishes.strict_resume,
         every=wishes.every,
         until_step=wishes.until_step,
         start=wishes.start,

@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
         *("on_save_failure", "repair_on_restore", "durable_every", "near_total_limit"),
         "durable_every_seconds",
         *("enable_jit_checkpoint", "grace_seconds", "storage_options", "save_only_model"),
-        "restore_callback_states_from_checkpoint",
+        *("restore_callback_states_from_checkpoint", "strict_resume"),
     ),
     **_each(
         *(FREE, "it says what is shown, and to whom"),

@@ -1,19 +1,16 @@
-"""Files that torch has pickled, proved as far as they can be and read as data alone.
+"""Files of torch, their checksums verified, read as data alone.
 
-What is loaded is what ``torch.load(weights_only=True)`` takes, besides a few classes that are named
-here: random states of NumPy, and plain stand-ins for DeepSpeed's, which only remember. The index of
-torch's distributed checkpoints is a bare pickle; of that only the data classes it is made of are
-taken, and any other name in it is refused before anything is called.
+``torch.load(weights_only=True)`` loads them. It also takes a few classes that are named here:
+random states of NumPy, and stand-ins for classes of DeepSpeed, which keep attributes alone.
 """
 
 from __future__ import annotations
 
 import codecs
-import io
 import pickle
+import warnings
 import zipfile
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,9 +19,8 @@ from resilient.errors import IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-_SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError)
+_SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
 
 
 class StandIn:
@@ -51,76 +47,36 @@ _TAKEN: list[Any] = [
     codecs.encode,
     *((StandIn, f"deepspeed.{name}") for name in _DEEPSPEED),
 ]
-_METADATA = "torch.distributed.checkpoint.metadata"
-_INDEX = {
-    *((_METADATA, name) for name in ("Metadata", "StorageMeta", "MetadataIndex")),
-    *((_METADATA, f"{name}StorageMetadata") for name in ("Tensor", "Bytes", "Chunk")),
-    *((_METADATA, name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-}
 
 
-def load_torch(source: Path | io.BytesIO, key: str) -> Any:
-    """Return a file of torch's, its checksums proved, with nothing but data taken from it.
+def load_torch(source: BinaryIO, key: str) -> Any:
+    """Load a file of torch as data, its checksums verified.
+
+    A file of torch before 1.6 is no zip and has no checksums.
 
     Args:
-        source: the file, or its bytes.
-        key: its name, for errors.
+        source: The open file.
+        key: Its name, for errors.
 
     Raises:
-        IntegrityError: it is damaged, or holds what is no data.
+        IntegrityError: It is damaged, or holds what is no data.
     """
     try:
-        with zipfile.ZipFile(source) as content:
-            spoiled = content.testzip()
+        spoiled = None
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as content:
+                spoiled = content.testzip()
         if spoiled is None:
-            if isinstance(source, io.BytesIO):
-                source.seek(0)
-            with torch.serialization.safe_globals(_TAKEN):
+            source.seek(0)
+            with torch.serialization.safe_globals(_TAKEN), warnings.catch_warnings():
+                # torch tells each reader of an old file about its storages.
+                warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
         trouble = f"the checksum of `{spoiled}` in it is wrong"
-    except FileNotFoundError:
-        trouble = "it is missing"
-    except (*_SPOILED, RuntimeError, ValueError, EOFError, LookupError) as error:
+    except (*_SPOILED, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
         trouble = str(error).partition("\n")[0]
     raise IntegrityError(
         f"`{key}` cannot be read: {trouble}", key=key, hint="take another checkpoint"
-    )
-
-
-class _IndexReader(pickle.Unpickler):
-    """Takes the classes of an index, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class that only holds data.
-
-        Raises:
-            UnpicklingError: it is another.
-        """
-        if (module, name) == ("pathlib", "PosixPath"):
-            return PurePosixPath
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _INDEX:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"`{module}.{name}` is no data of an index")
-
-
-def load_index(file: Path) -> Any:
-    """Return the ``Metadata`` of a distributed checkpoint of torch.
-
-    Raises:
-        IntegrityError: it is damaged, or holds what is no data.
-    """
-    try:
-        return _IndexReader(io.BytesIO(file.read_bytes())).load()
-    except FileNotFoundError:
-        trouble = "it is missing"
-    except (*_SPOILED, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
-        trouble = str(error).partition("\n")[0]
-    raise IntegrityError(
-        f"`{file}` cannot be read: {trouble}", key=str(file), hint="take another checkpoint"
     )
 
 

@@ -1,95 +1,122 @@
-"""torch's distributed checkpoints (DCP): a folder of slices and an index of what they hold."""
+"""torch's distributed checkpoints (DCP): a folder of slices and an index of what they hold.
+
+The index is read by :mod:`resilient.layouts.distributed`, which executes nothing.
+"""
 
 from __future__ import annotations
 
 import io
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError
-from resilient.format.regions import Region, covers
-from resilient.train.interop.archives import load_index, load_torch
+from resilient.errors import IncompatibleCheckpoint, IntegrityError, StoreError
+from resilient.format.regions import covers
+from resilient.layouts.distributed import read_index
+from resilient.layouts.values import ITEM_BITS, Unreadable
+from resilient.showing import quoted
+from resilient.state.dtypes import TORCH_DTYPES
+from resilient.train.interop.archives import load_torch
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from resilient.layouts.distributed import Index, Slice
+    from resilient.layouts.values import Tensor
+    from resilient.train.interop.source_folder import SourceFolder
 
-INDEX = ".metadata"
 
-
-def read_dcp(folder: Path) -> dict[tuple[Any, ...], Any]:
+def read_dcp(source: SourceFolder, name: str) -> dict[tuple[Any, ...], Any]:
     """Return everything that a distributed checkpoint holds, by path, tensors whole and on the CPU.
 
+    Args:
+        source: The checkpoint folder.
+        name: The folder of the distributed checkpoint in it.
+
     Raises:
-        IntegrityError: a file is missing or damaged, or a tensor is not there as a whole.
-        IncompatibleCheckpoint: slices were transformed, or the index says no paths.
+        IntegrityError: A file is missing or damaged, or a tensor is not there as a whole.
+        IncompatibleCheckpoint: Slices were transformed, or the index has no paths.
     """
-    index = load_index(folder / INDEX)
-    try:
-        return _read(folder, index)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise _damaged(folder, f"its index is none: {error}") from error
+    return _Reader(source, name).read()
 
 
-def _read(folder: Path, index: Any) -> dict[tuple[Any, ...], Any]:
-    paths = getattr(index, "planner_data", None)
-    if not isinstance(paths, dict) or not isinstance(index.storage_data, dict):
-        raise IncompatibleCheckpoint(
-            f"`{folder}` says no names of what it holds: it was not saved by torch's own planner"
+class _Reader:
+    """Reads one distributed checkpoint.
+
+    Args:
+        source: The checkpoint folder.
+        name: The folder in it.
+    """
+
+    def __init__(self, source: SourceFolder, name: str) -> None:
+        self._source, self._place = source, source.path / name
+        try:
+            self._index: Index = read_index(source.folder, source.listing, f"{name}/")
+        except (Unreadable, StoreError) as error:
+            raise self._damaged(f"its index cannot be read: {error}") from error
+
+    def read(self) -> dict[tuple[Any, ...], Any]:
+        """Return all values by their paths."""
+        paths = self._index.paths
+        tensors = {one.name: one for one in self._index.tensors}
+        names = [*tensors, *self._index.values]
+        lost = next((one for one in names if one not in paths), "")
+        if lost or not paths:
+            raise IncompatibleCheckpoint(
+                f"`{self._place}` has no path for `{lost[:80]}`: torch's own planner did not save "
+                "it",
+                hint="save it once with torch.distributed.checkpoint and its default planner",
+            )
+        return {
+            paths[one]: self._tensor(tensors[one]) if one in tensors else self._value(one)
+            for one in names
+        }
+
+    def _value(self, name: str) -> Any:
+        """Return a value that is no tensor."""
+        found = self._index.slices.get(name, ())
+        if len(found) != 1:
+            raise self._damaged(f"the index does not say where `{name[:80]}` is")
+        return self._load(name, found[0])
+
+    def _tensor(self, told: Tensor) -> torch.Tensor:
+        """Return a tensor put together of its slices."""
+        slices = self._index.slices.get(told.name, ())
+        self._require_plain(slices)
+        item_bytes = ITEM_BITS.get(told.dtype, 0) // 8
+        if told.dtype not in TORCH_DTYPES:
+            raise self._damaged(f"`{told.name[:80]}` has a dtype that is not known")
+        regions = [one.region for one in told.pieces]
+        is_whole = len(regions) == len(slices) and covers(told.shape, regions)
+        if told.elements and not is_whole:
+            raise self._damaged(f"`{told.name[:80]}` is not there as a whole")
+        # An index may claim any shape: no memory is taken for bytes that no file has.
+        if any(one.region.size * item_bytes > one.size_bytes for one in told.pieces):
+            raise self._damaged(f"`{told.name[:80]}` has more elements than its files have bytes")
+        whole = torch.empty(told.shape, dtype=TORCH_DTYPES[told.dtype])
+        for region, place in zip(regions, slices, strict=True):
+            data = self._load(told.name, place)
+            if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
+                raise self._damaged(f"a slice of `{told.name[:80]}` has not the shape of the index")
+            spans = zip(region.offsets, region.lengths, strict=True)
+            whole[tuple(slice(start, start + count) for start, count in spans)] = data
+        return whole
+
+    def _load(self, name: str, place: Slice) -> Any:
+        """Return what lies in one slice of a file."""
+        self._require_plain((place,))
+        data = self._source.read_range(place.file, place.start, place.size_bytes)
+        return load_torch(io.BytesIO(data), f"{self._source.path / place.file}, {name[:80]}")
+
+    def _require_plain(self, slices: tuple[Slice, ...]) -> None:
+        if not all(one.is_plain for one in slices):
+            raise IncompatibleCheckpoint(
+                f"`{self._place}` was saved through an extension of torch's storage writer, which "
+                "no import undoes",
+                hint="save it once without extensions of the storage writer",
+            )
+
+    def _damaged(self, trouble: str) -> IntegrityError:
+        return IntegrityError(
+            f"`{self._place}` is damaged: {trouble}",
+            key=str(self._place),
+            hint=f"resilient ckpt verify {quoted(str(self._source.path))}",
         )
-    places = {
-        (one.fqn, None if one.offset is None else tuple(one.offset)): info
-        for one, info in index.storage_data.items()
-    }
-    found: dict[tuple[Any, ...], Any] = {}
-    for key, told in index.state_dict_metadata.items():
-        if hasattr(told, "chunks"):
-            found[tuple(paths[key])] = _tensor(folder, key, told, places)
-        else:
-            found[tuple(paths[key])] = _slice(folder, key, places.get((key, None)))
-    return found
-
-
-def _tensor(folder: Path, key: str, told: Any, places: dict[Any, Any]) -> torch.Tensor:
-    """Return a tensor put together of its chunks."""
-    shape = tuple(told.size)
-    regions = [Region(tuple(one.offsets), tuple(one.sizes)) for one in told.chunks]
-    if math.prod(shape) and not covers(shape, regions):
-        raise _damaged(folder, f"`{key}` is not there as a whole")
-    whole = torch.empty(shape, dtype=told.properties.dtype)
-    for region in regions:
-        data = _slice(folder, key, places.get((key, region.offsets)))
-        if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
-            raise _damaged(folder, f"a slice of `{key}` has not the shape that the index says")
-        spans = zip(region.offsets, region.lengths, strict=True)
-        whole[tuple(slice(start, start + count) for start, count in spans)] = data
-    return whole
-
-
-def _slice(folder: Path, key: str, info: Any) -> Any:
-    """Return what lies in one slice of a file."""
-    if info is None:
-        raise _damaged(folder, f"the index does not say where `{key}` is")
-    if getattr(info, "transform_descriptors", None):
-        raise IncompatibleCheckpoint(
-            f"`{folder}` was saved through {', '.join(info.transform_descriptors)}, which is not "
-            "undone here",
-            hint="save it once without extensions of the storage writer",
-        )
-    file = folder / info.relative_path
-    if file.parent != folder:
-        raise _damaged(folder, f"the index names `{info.relative_path}`, which is elsewhere")
-    try:
-        with file.open("rb") as opened:
-            opened.seek(info.offset)
-            data = opened.read(info.length)
-    except FileNotFoundError as error:
-        raise _damaged(folder, f"`{file.name}` is missing") from error
-    return load_torch(io.BytesIO(data), f"{file}, {key}")
-
-
-def _damaged(folder: Path, trouble: str) -> IntegrityError:
-    return IntegrityError(
-        f"`{folder}` is damaged: {trouble}", key=str(folder), hint="take another checkpoint"
-    )

@@ -12,7 +12,6 @@ Weights and optimizer are in files of their own, in distributed checkpoints of t
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+)
 from resilient.showing import quoted
 from resilient.train.interop.archives import load_torch, nested, with_groups
 from resilient.train.interop.dcp import read_dcp
+from resilient.train.interop.source_folder import SourceFolder
 from resilient.train.interop.tensors import unpack
 from resilient.train.interop.zero import ZeroFolder
 
@@ -45,6 +50,10 @@ UNFINISHED = "checkpoint-is-incomplete.txt"
 
 _RANDOM = re.compile(r"rng_state_(\d+)\.pth")
 LAST = re.compile(r"checkpoint-(\d+)")
+_BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_ADAPTER_BIN = "adapter_model.bin"
+_WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS, _BIN, _ADAPTER_BIN, INDEX, _BIN_INDEX)
+"""In the order in which Transformers looks for them."""
 # Where FSDP and DeepSpeed put their state, by whatever trainer they are used.
 _SHARDED_MODEL, _SHARDED_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _WHOLE_MODEL, _WHOLE_OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.bin"
@@ -67,6 +76,7 @@ class TransformersFiles:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.source = SourceFolder(folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the model, or only of its adapter, from one or several files.
@@ -77,39 +87,43 @@ class TransformersFiles:
         """
         if self.engine is not None:
             return self.engine.weights()
-        for name in (WEIGHTS, ADAPTER_WEIGHTS):
-            if (self.folder / name).exists():
-                return self._tensors(name)
-        if (self.folder / INDEX).exists():
-            return self._indexed()
-        return self._of_fsdp()
+        name = next((one for one in _WEIGHTS if self.source.has(one)), "")
+        if name.endswith(".index.json"):
+            return self._indexed(name)
+        return self._tensors(name) if name else self._of_fsdp()
 
     def _of_fsdp(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a model as FSDP saved it."""
-        found: dict[str, torch.Tensor]
-        if (self.folder / _SHARDED_MODEL).is_dir():
-            found = self._distributed(_SHARDED_MODEL, "model")
-        elif (self.folder / _WHOLE_MODEL).exists():
-            found = self.load(_WHOLE_MODEL)
-        else:
-            raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds neither {WEIGHTS} nor {INDEX}, {_SHARDED_MODEL} or "
-                f"{_WHOLE_MODEL}",
-                hint="save with Transformers 5, or load with from_pretrained and save again",
-            )
-        return found
+        if self.source.has_folder(_SHARDED_MODEL):
+            return self._distributed(_SHARDED_MODEL, "model")
+        if self.source.has(_WHOLE_MODEL):
+            return self._tensors(_WHOLE_MODEL)
+        raise IncompatibleCheckpoint(
+            f"`{self.folder}` holds no weights: neither {', '.join(_WEIGHTS)} nor "
+            f"{_SHARDED_MODEL} or {_WHOLE_MODEL}",
+            hint=f"resilient ckpt inspect {quoted(str(self.folder))}",
+        )
 
-    def _indexed(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model that lies in several files."""
-        places = self.document(INDEX)["weight_map"]
+    def _indexed(self, index: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model that lies in several files, as Transformers takes them.
+
+        A tensor that the index does not name is taken from its file all the same.
+        """
+        places = self.document(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+            raise IntegrityError(
+                f"`{self.folder / index}` has no `weight_map` of names",
+                key=str(self.folder / index),
+                hint=f"resilient ckpt repair {quoted(str(self.folder))}",
+            )
         found: dict[str, torch.Tensor] = {}
         for file in sorted(set(places.values())):
             found |= self._tensors(file)
-        if set(found) != set(places):
-            differ = sorted(set(found) ^ set(places))
+        if lost := sorted(set(places) - set(found)):
             raise IntegrityError(
-                f"{INDEX} and the files that it names differ in {differ[:3]}",
-                key=str(self.folder / INDEX),
+                f"{index} names {lost[:3]}, which no file has",
+                key=str(self.folder / index),
+                hint=f"resilient ckpt repair {quoted(str(self.folder))}",
             )
         return found
 
@@ -122,9 +136,9 @@ class TransformersFiles:
         """
         if self.engine is not None:
             return self.engine.optimizer()
-        if (self.folder / _SHARDED_OPTIMIZER).is_dir():
+        if self.source.has_folder(_SHARDED_OPTIMIZER):
             return with_groups(self._distributed(_SHARDED_OPTIMIZER, "optimizer"))
-        name = next((one for one in _OPTIMIZERS if (self.folder / one).exists()), None)
+        name = next((one for one in _OPTIMIZERS if self.source.has(one)), None)
         if name is None:
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` holds no {OPTIMIZER}, {_WHOLE_OPTIMIZER}, {_SHARDED_OPTIMIZER} "
@@ -136,13 +150,16 @@ class TransformersFiles:
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state, None without fp16."""
-        there = [one for one in (SCALER, SCALER_OF_CPU) if (self.folder / one).exists()]
+        there = [one for one in (SCALER, SCALER_OF_CPU) if self.source.has(one)]
         return self.load(there[0]) if there else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
         """Return the random state of a rank as ours has it; None if none was saved."""
-        names = (f"rng_state_{rank}.pth", *(("rng_state.pth",) if rank == 0 else ()))
-        name = next((one for one in names if (self.folder / one).exists()), None)
+        names = [f"rng_state_{rank}.pth"]
+        if rank == 0:
+            # A process alone does not number its file; a numbered one beside it is a leftover.
+            names.insert(0 if self.ranks_known == 1 else 1, "rng_state.pth")
+        name = next((one for one in names if self.source.has(one)), None)
         if name is None:
             return None
         found = self.load(name)
@@ -168,7 +185,7 @@ class TransformersFiles:
         Raises:
             IntegrityError: it is none.
         """
-        return self._parse((self.folder / name).read_bytes(), name)
+        return self.source.document(name)
 
     def load(self, name: str) -> Any:
         """Return a file of torch's, its checksums proved, with nothing but data taken from it.
@@ -176,11 +193,27 @@ class TransformersFiles:
         Raises:
             IntegrityError: it is damaged, or holds what is no data.
         """
-        return load_torch(self.folder / name, str(self.folder / name))
+        with self.source.open(name) as opened:
+            return load_torch(opened, str(self.folder / name))
 
     def known_step(self) -> int | None:
         """Return the step that the trainer had made, None if it is not known."""
         return None
+
+    @property
+    def ranks_known(self) -> int | None:
+        """How many processes trained, None if only random states say it."""
+        return None
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the optimizer and the schedule are there; Transformers takes both or none."""
+        if self.engine is not None:
+            return True
+        has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(
+            self.source.has(one) for one in _OPTIMIZERS
+        )
+        return has_optimizer and self.source.has(SCHEDULER)
 
     @cached_property
     def engine(self) -> ZeroFolder | None:
@@ -190,15 +223,16 @@ class TransformersFiles:
             IntegrityError: it is damaged.
             IncompatibleCheckpoint: its layout is not known.
         """
-        tag, step = self.folder / _ENGINE_TAG, self.known_step()
+        step = self.known_step()
         named = f"global_step{step}"
-        if tag.exists():
-            named = tag.read_text("utf-8", "replace").strip()
-        elif not (self.folder / named).is_dir():
+        if self.source.has(_ENGINE_TAG):
+            named = self.source.line(_ENGINE_TAG)
+        elif not self.source.has_folder(named):
             return None
         if Path(named).name != named or named == "..":
+            tag = self.folder / _ENGINE_TAG
             raise IntegrityError(f"`{tag}` names no folder: {named!r}", key=str(tag))
-        return ZeroFolder(self.folder / named, step)
+        return ZeroFolder(self.source, named, step)
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -213,7 +247,7 @@ class TransformersFiles:
         Raises:
             IntegrityError: it is damaged, or holds nothing of that name.
         """
-        found = nested(read_dcp(self.folder / name))
+        found = nested(read_dcp(self.source, name))
         if not isinstance(found.get(root), dict):
             raise IntegrityError(
                 f"`{self.folder / name}` holds no `{root}`", key=str(self.folder / name)
@@ -222,25 +256,15 @@ class TransformersFiles:
         return held
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
-        file = self.folder / name
-        try:
-            return unpack(file.read_bytes(), str(file))
-        except FileNotFoundError as error:
-            raise IntegrityError(f"`{file}` is missing", key=str(file)) from error
-
-    def _parse(self, data: bytes, name: str = STATE) -> Any:
-        try:
-            found = json.loads(data)
-            if isinstance(found, dict):
-                return found
-            trouble = "no object"
-        except (ValueError, RecursionError) as error:
-            trouble = str(error)
-        raise IntegrityError(
-            f"`{self.folder / name}` is no JSON of a checkpoint: {trouble}",
-            key=str(self.folder / name),
-            hint="take another checkpoint",
-        )
+        """Return the tensors of a file of safetensors, or of torch."""
+        if name.endswith(".safetensors"):
+            return unpack(self.source.read(name), str(self.folder / name))
+        found = self.load(name)
+        if not isinstance(found, dict) or not all(isinstance(one, str) for one in found):
+            raise IntegrityError(
+                f"`{self.folder / name}` holds no tensors by name", key=str(self.folder / name)
+            )
+        return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 class TransformersCheckpoint(TransformersFiles):
@@ -251,7 +275,8 @@ class TransformersCheckpoint(TransformersFiles):
 
     Attributes:
         state: what ``trainer_state.json`` says.
-        digest: SHA-256 of that file, in hex; tells this checkpoint from any other.
+        state_digest: SHA-256 of that file, in hex.
+        world: Ranks that trained, as the facts of the folder say; None counts random states.
 
     Raises:
         NothingToResume: there is no such folder, or it holds no checkpoint.
@@ -259,21 +284,30 @@ class TransformersCheckpoint(TransformersFiles):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder)
-        file = self.folder / STATE
         what = f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer"
-        if not file.is_file():
-            raise NothingToResume(what, hint=f"resilient ckpt inspect {quoted(str(folder))}")
-        if (self.folder / UNFINISHED).exists():
+        hint = f"resilient ckpt inspect {quoted(str(folder))}"
+        try:
+            super().__init__(folder)
+        except KeyNotFound as error:
+            raise NothingToResume(what, hint=hint) from error
+        if not self.source.has(STATE):
+            raise NothingToResume(what, hint=hint)
+        if self.source.has(UNFINISHED):
             raise IntegrityError(
                 f"`{folder}` was never finished: it still has {UNFINISHED}",
                 key=str(self.folder / UNFINISHED),
                 hint="take the checkpoint before it",
             )
-        data = file.read_bytes()
-        self.digest = hashlib.sha256(data).hexdigest()
-        self.state = self._parse(data)
-        self._require_agreement()
+        data = self.source.read(STATE)
+        self.state_digest = hashlib.sha256(data).hexdigest()
+        self.state = self.document(STATE)
+        self.world: int | None = None
+        self._require_fields()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over names, sizes and contents of all files that an import takes, in hex."""
+        return self.source.digest()
 
     @property
     def step(self) -> int:
@@ -285,12 +319,23 @@ class TransformersCheckpoint(TransformersFiles):
         return self.step
 
     @property
+    def ranks_known(self) -> int | None:
+        """How many processes trained, None if only random states say it."""
+        return self.world
+
+    @property
     def ranks(self) -> int:
-        """How many processes trained: each left its random state."""
+        """How many processes trained: each left its random state.
+
+        Raises:
+            IntegrityError: random states are missing, and nothing else says how many there were.
+        """
+        if self.world:
+            return self.world
         numbers = sorted(
             int(match[1])
-            for one in self.folder.iterdir()
-            if (match := _RANDOM.fullmatch(one.name)) is not None
+            for one in self.source.names()
+            if (match := _RANDOM.fullmatch(one)) is not None
         )
         if numbers != list(range(len(numbers))):
             raise IntegrityError(
@@ -304,9 +349,9 @@ class TransformersCheckpoint(TransformersFiles):
 
         Raises:
             IncompatibleCheckpoint: there is none.
-            IntegrityError: it is damaged, or of another step.
+            IntegrityError: it is damaged.
         """
-        if not (self.folder / SCHEDULER).exists():
+        if not self.source.has(SCHEDULER):
             whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` holds no {SCHEDULER}{whose}: going on would start the schedule "
@@ -314,33 +359,20 @@ class TransformersCheckpoint(TransformersFiles):
                 hint="take the schedule out of DeepSpeed's config, save once, and take that",
             )
         found: dict[str, Any] = self.load(SCHEDULER)
-        lambdas, last = found.get("lr_lambdas"), found.get("last_epoch", 0)
-        # With fp16 some steps are skipped; a schedule never goes further than the steps.
-        skips = any((self.folder / one).exists() for one in (SCALER, SCALER_OF_CPU))
-        if lambdas is not None and (last > self.step or (last < self.step and not skips)):
-            raise IntegrityError(
-                f"{SCHEDULER} is of step {last} and {STATE} of step {self.step}",
-                key=str(self.folder / SCHEDULER),
-                hint="the folder mixes two checkpoints: take another",
-            )
+        lambdas = found.get("lr_lambdas")
         if lambdas is not None:
             # A schedule of ours has its numbers in its arguments, and none to take back.
             found["lr_lambdas"] = [None] * len(lambdas)
         return found
 
-    def _require_agreement(self) -> None:
-        """Raise if the state lacks what going on needs, or the folder's name says otherwise."""
+    def _require_fields(self) -> None:
+        """Raise if the state lacks what every resume needs."""
         lacks = [one for one in ("global_step", "epoch", "log_history") if one not in self.state]
         if lacks:
             raise IntegrityError(
-                f"`{self.folder / STATE}` has no `{lacks[0]}`", key=str(self.folder / STATE)
-            )
-        named = LAST.fullmatch(self.folder.name)
-        if named and int(named[1]) != self.step:
-            raise IntegrityError(
-                f"`{self.folder}` holds the state of step {self.step}",
+                f"`{self.folder / STATE}` has no `{lacks[0]}`",
                 key=str(self.folder / STATE),
-                hint="the folder mixes two checkpoints, or was renamed: take another",
+                hint=f"resilient ckpt repair {quoted(str(self.folder))}",
             )
 
 

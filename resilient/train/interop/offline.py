@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,20 +13,39 @@ from resilient.opening import open_checkpointer
 from resilient.showing import quoted
 from resilient.train.interop.files import CONFIG, TransformersCheckpoint
 from resilient.train.interop.naming import Naming, naming_of
-from resilient.train.interop.taking import import_checkpoint
+from resilient.train.interop.taking import holds_run, prepare_import
 from resilient.train.optimizers.groups import parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch import nn
 
     from resilient.format.names import CheckpointId
 
 _HINT = "resilient train --resume {folder} SCRIPT takes it over with the script's own model"
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedFolder:
+    """Result of an import.
+
+    Attributes:
+        checkpoint: Its name in the repository.
+        lost: What is lost, in words.
+    """
+
+    checkpoint: CheckpointId
+    lost: tuple[str, ...] = ()
+
+
 def import_folder(
-    folder: str | os.PathLike[str], url: str, *, storage_options: Mapping[str, Any] | None = None
-) -> CheckpointId:
+    folder: str | os.PathLike[str],
+    url: str,
+    *,
+    strict: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ImportedFolder:
     """Write a checkpoint of Transformers to an empty repository as one of ours.
 
     Its model must be one that Transformers builds from ``config.json``, with no parameter frozen:
@@ -34,6 +54,7 @@ def import_folder(
     Args:
         folder: what Transformers saved.
         url: the repository.
+        strict: Whether any loss is refused.
         storage_options: how to reach it; by default those of the environment.
 
     Raises:
@@ -42,22 +63,29 @@ def import_folder(
         IntegrityError: the folder is damaged.
         IncompatibleCheckpoint: the optimizer is not of this model, or there is none.
     """
-    naming = naming_from_config(os.fspath(folder))
+    model = model_from_config(os.fspath(folder))
+    naming = naming_of(model, parameter_groups(model, 1.0))
+    made = prepare_import(folder, naming, model, strict=strict)
     spine = open_checkpointer(url, storage_options=storage_options)
     try:
-        held = spine.committed()
-        if held:
+        if holds_run(spine):
             raise ConfigError(
-                f"the repository `{url}` holds {held[0]} already: a run begins once",
+                f"the repository `{url}` holds {spine.committed()[0]} already: a run begins once",
                 hint=f"resilient ckpt ls {quoted(url)}",
             )
-        return import_checkpoint(spine, os.fspath(folder), naming)
+        return ImportedFolder(made.commit(spine), made.lost)
     finally:
         spine.close()
 
 
 def naming_from_config(folder: str) -> Naming:
-    """Return the names of the model that ``config.json`` describes; no memory, no network.
+    """Return the names of the model that ``config.json`` describes; no memory, no network."""
+    model = model_from_config(folder)
+    return naming_of(model, parameter_groups(model, 1.0))
+
+
+def model_from_config(folder: str) -> nn.Module:
+    """Return the model that ``config.json`` describes, without memory for its weights.
 
     Raises:
         ConfigError: there is no such file, or nothing that Transformers builds from it.
@@ -65,7 +93,7 @@ def naming_from_config(folder: str) -> Naming:
     """
     found = TransformersCheckpoint(folder)
     hint = _HINT.format(folder=folder)
-    if not (found.folder / CONFIG).exists():
+    if not found.source.has(CONFIG):
         raise ConfigError(f"`{folder}` has no {CONFIG} to build its model from", hint=hint)
     try:
         import transformers
@@ -81,5 +109,5 @@ def naming_from_config(folder: str) -> Naming:
         raise ConfigError(f"Transformers has no model `{name}`, of which `{folder}` is", hint=hint)
     config = kind.config_class.from_dict(said)
     with torch.device("meta"):
-        model = kind(config)
-    return naming_of(model, parameter_groups(model, 1.0))
+        model: nn.Module = kind(config)
+    return model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.errors import IncompatibleCheckpoint
 from resilient.format.names import rank_part
 from resilient.state.capture import Part
 from resilient.train.data.drawing import seen_of
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 _FLAGS = ("should_training_stop", "should_epoch_stop")
+_LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum")
+"""What an optimizer keeps in the shape of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RawState:
     """State that is saved as it was given."""
 
     state: Mapping[str, Any]
@@ -38,44 +40,83 @@ class Given:
         """Take nothing back: it is only saved."""
 
 
-def parts_of(found: TransformersCheckpoint, naming: Naming, best: str) -> dict[str, Part]:
+@dataclass(frozen=True, slots=True)
+class FreshState:
+    """State of an optimizer and of a schedule that made no step, where a folder has lost both.
+
+    Attributes:
+        optimizer: By name of the parameters.
+        scheduler: Of the same groups.
+    """
+
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+
+
+def parts_of(
+    found: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
+) -> dict[str, Part]:
     """Return everything that a checkpoint of ours holds, in the order in which it is loaded.
 
     Args:
         found: what Transformers saved.
         naming: of the model that is to go on.
         best: what this checkpoint will be called here; named as the best if it holds the best.
+        fresh: Optimizer and schedule as new, for a folder that lost one of both.
 
     Raises:
         IncompatibleCheckpoint: it holds no optimizer, or that of another model.
         IntegrityError: a file is damaged, or its files are of several checkpoints.
     """
     weights = naming.complete(found.weights())
-    optimizer, kept = named_optimizer(found, naming, weights)
     state = found.state
     is_best = state.get("best_global_step") == found.step
     scaler = found.scaler()
     whole: dict[str, Mapping[str, Any]] = {
         "model": weights,
-        "optimizer": optimizer,
-        "scheduler": _of_groups(found.scheduler(), kept),
+        **_progress(found, naming, weights, fresh),
         **({"scaler": scaler} if scaler is not None else {}),
         "data": {"elsewhere": origin_of(found)},
         "callbacks": callback_states(state),
         "best": {"checkpoint": best if is_best else ""},
     }
-    parts = {name: Part(Given(one)) for name, one in whole.items()}
-    parts["trainer_state"] = Part(Given(trainer_state(state)), document="trainer_state.json")
-    for name, file in DOCUMENTS.items():
-        if (found.folder / file).exists():
-            parts[name] = Part(Given(found.document(file)), document=file)
+    parts = {name: Part(RawState(one)) for name, one in whole.items()}
+    parts |= documents_of(found)
     for rank in range(found.ranks):
         # Each rank finds its own by its name, whoever wrote it.
-        parts[rank_part("meters", rank)] = Part(Given(_meters(state)))
+        parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
         random = found.random_state(rank)
         if random is not None:
-            parts[rank_part("rng_state", rank)] = Part(Given(random))
+            parts[rank_part("rng_state", rank)] = Part(RawState(random))
     return parts
+
+
+def documents_of(found: TransformersCheckpoint) -> dict[str, Part]:
+    """Return the parts that are JSON files: the trainer's state and the model's configurations."""
+    parts = {
+        "trainer_state": Part(RawState(trainer_state(found.state)), document="trainer_state.json")
+    }
+    for name, file in DOCUMENTS.items():
+        if found.source.has(file):
+            parts[name] = Part(RawState(found.document(file)), document=file)
+    return parts
+
+
+def _progress(
+    found: TransformersCheckpoint,
+    naming: Naming,
+    weights: Mapping[str, torch.Tensor],
+    fresh: FreshState | None,
+) -> dict[str, Mapping[str, Any]]:
+    """Return the optimizer and the schedule; as in Transformers both are new if one is lost.
+
+    Raises:
+        IncompatibleCheckpoint: one is lost, and nothing makes new ones.
+    """
+    if fresh is not None and not found.has_progress:
+        return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
+    optimizer, kept = named_optimizer(found, naming, weights)
+    return {"optimizer": optimizer, "scheduler": _of_groups(found.scheduler(), kept)}
 
 
 def named_optimizer(
@@ -85,7 +126,6 @@ def named_optimizer(
 
     Raises:
         IncompatibleCheckpoint: it is not of these parameters, or not of these shapes.
-        IntegrityError: it has made more steps than the trainer.
     """
     plain = found.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
@@ -154,18 +194,12 @@ def _require_fit(
     state: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise if moments have not the shape of their parameter, or are of another step."""
+    """Raise if moments have not the shape of their parameter."""
     for name, one in state.items():
-        steps = one.get("step")
-        if steps is not None and int(steps) > found.step:
-            raise IntegrityError(
-                f"the optimizer in `{found.folder}` has made {int(steps)} steps, and its trainer "
-                f"{found.step}",
-                key=str(found.folder),
-                hint="the folder mixes two checkpoints: take another",
-            )
-        moment = one.get("exp_avg")
-        if moment is not None and name in weights and moment.shape != weights[name].shape:
+        for kind in _LIKE_WEIGHT:
+            moment = one.get(kind)
+            if moment is None or name not in weights or moment.shape == weights[name].shape:
+                continue
             raise IncompatibleCheckpoint(
                 f"the moments of `{name}` in `{found.folder}` have the shape "
                 f"{tuple(moment.shape)}, and it has {tuple(weights[name].shape)}",
@@ -189,6 +223,7 @@ def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
         "trainer": "transformers",
         "folder": found.folder.name,
         "digest": found.digest,
+        "state_digest": found.state_digest,
         "epoch": float(found.state["epoch"]),
         "batch": int(found.state.get("train_batch_size") or 0),
         "ranks": found.ranks,
@@ -212,7 +247,21 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
             taken = dict(one.get("attributes") or {})
             states[name if nth == 1 else f"{name}_{nth}"] = taken
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
-    return {**states, "TrainerControl": {name: bool(flags.get(name)) for name in _FLAGS}}
+    control = {name: bool(flags.get(name)) for name in _FLAGS}
+    # Transformers clears the flag as it begins to train: a save on SIGTERM has set it.
+    control["should_training_stop"] = control["should_training_stop"] and _has_ended(state)
+    return {**states, "TrainerControl": control}
+
+
+def _has_ended(state: Mapping[str, Any]) -> bool:
+    """Say whether early stopping ended the run, by the state of its callback."""
+    counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
+    for saved in (state.get("stateful_callbacks") or {}).values():
+        for one in saved if isinstance(saved, list) else [saved]:
+            waited = (one.get("attributes") or {}).get(counter)
+            if isinstance(waited, int) and waited >= (one.get("args") or {}).get(patience, 1):
+                return True
+    return False
 
 
 def _meters(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 REPORT = "rebuilt.json"
 CONSEQUENCES = {
-    "optimizer": "its moments are gone: Transformers begins them at zero, and we refuse to go on",
-    "scheduler": "the schedule is gone: Transformers begins it anew, and we refuse to go on",
+    "optimizer": "its moments are gone: a resume begins them at zero, and the schedule anew",
+    "scheduler": "the schedule is gone: a resume begins it and the moments anew",
     "scaler": "the loss scale of fp16 begins anew",
     "random state": "dropout and augmentation draw other numbers than they would have",
     "place in the data": "the first epoch begins again, so samples are repeated",
@@ -67,7 +67,7 @@ class Rebuilt:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether our trainer takes it: nothing that it trains with is gone."""
+        """Whether a resume continues the optimizer and the schedule, and not the weights alone."""
         return not {"optimizer", "scheduler"} & set(self.lost)
 
 

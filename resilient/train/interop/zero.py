@@ -19,7 +19,8 @@ from resilient.train.interop.archives import load_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+    from resilient.train.interop.source_folder import SourceFolder
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 _MODEL = "mp_rank_00_model_states.pt"
@@ -31,7 +32,8 @@ class ZeroFolder:
     """What one engine saved; files are read when they are asked for.
 
     Args:
-        folder: ``global_step<n>``.
+        source: The checkpoint folder.
+        name: The folder of the engine in it, ``global_step<n>``.
         step: the trainer's, which the engine's must be; None if it is not known.
 
     Raises:
@@ -39,14 +41,15 @@ class ZeroFolder:
         IncompatibleCheckpoint: layers were cut over ranks as well, or state lies elsewhere.
     """
 
-    def __init__(self, folder: Path, step: int | None) -> None:
-        self.folder = folder
-        if not folder.is_dir():
-            raise self._damaged(f"`latest` names `{folder.name}`, which is missing")
-        names = sorted(one.name for one in folder.iterdir())
+    def __init__(self, source: SourceFolder, name: str, step: int | None) -> None:
+        self._source, self._name = source, name
+        self.folder = source.path / name
+        if not source.has_folder(name):
+            raise self._damaged(f"`latest` names `{name}`, which is missing")
+        names = source.names(f"{name}/")
         if any("mp_rank_01" in one or "expert" in one for one in names):
             raise IncompatibleCheckpoint(
-                f"`{folder}` is of a model whose layers were cut over ranks, by DeepSpeed",
+                f"`{self.folder}` is of a model whose layers were cut over ranks, by DeepSpeed",
                 hint="save it once without tensor, pipeline or expert parallelism",
             )
         files = {int(match[1]): one for one in names if (match := _OPTIMIZER.fullmatch(one))}
@@ -217,7 +220,11 @@ class ZeroFolder:
         return found
 
     def _load(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = load_torch(self.folder / name, str(self.folder / name))
+        path = f"{self._name}/{name}"
+        with self._source.open(path) as opened:
+            found = load_torch(opened, str(self._source.path / path))
+        if not isinstance(found, dict):
+            raise self._damaged(f"`{name}` holds no dict")
         return found
 
     def _damaged(self, trouble: str) -> IntegrityError:

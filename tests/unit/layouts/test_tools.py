@@ -112,6 +112,10 @@ def test_fsdp_of_accelerate_is_read_and_its_ranks_are_counted(accelerated, tmp_p
     assert (found.title, found.step) == ("accelerate's `save_state`, FSDP with sharded state", 7)
     assert set(shapes(found, MODEL).values()) == {(1, 4), (1,)}
     shutil.copy(slices / "__0_0.distcp", slices / "__2_0.distcp")
+    assert "ranks without a random state" not in str(look(folder).problems), "a leftover"
+    (slices / "__0_0.distcp").unlink()
+    index = slices / ".metadata"
+    index.write_bytes(index.read_bytes().replace(b"__0_0.distcp", b"__2_0.distcp"))
     assert "ranks without a random state: 1, 2" in str(look(folder).problems)
     (folder / "pytorch_model_fsdp_0/.metadata").unlink()
     assert verdict(folder).why[0].startswith("pytorch_model_fsdp_0/.metadata: it is missing")

@@ -36,6 +36,9 @@ class SavingArguments:
     restore_callback_states_from_checkpoint: bool = option(
         default=True, help="on resume give callbacks their state back; here always"
     )
+    strict_resume: bool = option(
+        default=False, help="refuse to resume a checkpoint that lost a part of its state"
+    )
     resume_changes: list[str] | str | None = option(
         None,
         "arguments, and parts as part:NAME, that may differ from the checkpoint's though a resume "

@@ -13,8 +13,7 @@ from hf_runs import HERE
 
 @pytest.fixture
 def theirs(tmp_path):
-    """Return a copy of step 7 of a small recorded run, with a file that nobody may open."""
+    """Return a copy of step 7 of a small recorded run."""
     folder = tmp_path / "checkpoint-7"
     shutil.copytree(HERE / "reg_sgd" / "run" / "checkpoint-7", folder)
-    (folder / "training_args.bin").write_bytes(b"cos\nsystem\n(S'exit 9'\ntR.")
     return folder

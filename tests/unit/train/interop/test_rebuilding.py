@@ -48,7 +48,7 @@ def test_a_folder_alone_goes_on_at_its_step_and_says_that_its_place_is_lost(tmp_
     assert made.known["step"] == "the folder's name, scheduler.pt"
     assert set(made.lost) == {"place in the data", "history", "best model", "callbacks"}
     assert json.loads((out / "rebuilt.json").read_text())["lost"] == made.lost
-    assert (out / "training_args.bin").read_bytes() == (folder / "training_args.bin").read_bytes()
+    assert (out / "scheduler.pt").read_bytes() == (folder / "scheduler.pt").read_bytes()
     assert not (folder / STATE).exists(), "the source is only read"
     run = make("reg_sgd", tmp_path / "out")
     run.train(str(out))
@@ -90,8 +90,16 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path, lost):
     assert not made.can_go_on
     assert TransformersCheckpoint(shutil.move(out, tmp_path / "new")).step == 7
     assert not (tmp_path / "new" / "optimizer.pt").exists()
-    with pytest.raises(IncompatibleCheckpoint, match=r"no optimizer\.pt"):
-        make("reg_sgd", tmp_path / "out").train(str(tmp_path / "new"))
+    run = make("reg_sgd", tmp_path / "strict", strict_resume=True)
+    with pytest.raises(IncompatibleCheckpoint, match="the optimizer's state and the schedule"):
+        run.train(str(tmp_path / "new"))
+    assert run.seen == []
+    run = make("reg_sgd", tmp_path / "out")
+    run.train(str(tmp_path / "new"))
+    assert run.state.log_history[0]["step"] == 8
+    lines = (tmp_path / "out" / "events" / "rank-0.jsonl").read_text().splitlines()
+    told = [one for one in map(json.loads, lines) if one["event"] == "ImportLossReported"]
+    assert "the optimizer's state and the schedule" in told[0]["lost"]
 
 
 def test_half_a_state_is_as_good_as_none(tmp_path, theirs):

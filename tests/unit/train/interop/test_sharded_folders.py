@@ -12,7 +12,6 @@ from torch import nn
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.strategies.detour import Detour, named_in
-from resilient.train.interop.archives import load_index
 from resilient.train.interop.files import TransformersCheckpoint
 from resilient.train.interop.naming import Naming, naming_of
 from resilient.train.interop.parts import parts_of
@@ -120,7 +119,7 @@ def test_a_torn_file_of_slices_is_seen(theirs, keep, said):
 
 def edit_index(folder, change):
     file = folder / ".metadata"
-    index = load_index(file)
+    index = pickle.loads(file.read_bytes())  # noqa: S301 - the test wrote it
     index.storage_meta = None  # holds a path of another class now
     change(index)
     file.write_bytes(pickle.dumps(index))
@@ -142,7 +141,7 @@ def test_an_index_that_leads_elsewhere_is_not_followed(theirs):
             one.relative_path = f"../pytorch_model_fsdp_0/{one.relative_path}"
 
     edit_index(theirs / "pytorch_model_fsdp_0", lead)
-    with pytest.raises(IntegrityError, match="which is elsewhere"):
+    with pytest.raises(IntegrityError, match="it is outside of the folder"):
         everything(theirs)
 
 
@@ -165,7 +164,7 @@ def test_what_is_no_data_is_not_loaded(theirs, write, file):
     (theirs / file).write_bytes(pickle.dumps(Harm()))
     with pytest.raises(IntegrityError, match="cannot be read"):
         everything(theirs)
-    if not file.endswith(".metadata"):
+    if not file.endswith(".metadata"):  # which is a bare pickle
         torch.save({"module": Harm()}, theirs / file)
         with pytest.raises(IntegrityError, match="cannot be read"):
             everything(theirs)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import torch
 from hf_runs import EVAL, checkpoint_of, make, recorded
 from models import DieAfter, Dies
+from safetensors.torch import load_file, save_file
 
-from resilient.errors import ConfigError, IncompatibleCheckpoint
+from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError
 from resilient.train.data.drawing import draw_for_loader
 from resilient.train.data.sampling import Cursor
 
+MODEL = "model.safetensors"
 EVALUATED = {**EVAL, "greater_is_better": False}
 
 
@@ -105,13 +108,143 @@ def test_parts_that_they_know_nothing_of_begin_as_they_are(tmp_path, theirs):
     assert mine.number == 5
 
 
-def test_nothing_is_taken_over_when_it_is_damaged_or_of_another_model(tmp_path, theirs):
-    (theirs / "optimizer.pt").unlink()
-    with pytest.raises(IncompatibleCheckpoint, match=r"no optimizer\.pt"):
-        trainer(tmp_path / "out").train(theirs)
-    assert not list((tmp_path / "out").glob("checkpoint-*"))
+def commits(out):
+    return sorted(one.name for one in out.glob("checkpoint-*"))
+
+
+def test_import_of_another_model_commits_nothing(tmp_path):
+    out = tmp_path / "out"
     with pytest.raises(IncompatibleCheckpoint, match="groups of"):
-        trainer(tmp_path / "out").train(checkpoint_of("gpt2_all", 8))
+        trainer(out).train(checkpoint_of("gpt2_all", 8))
+    assert not commits(out)
+
+
+def spoil_nan(folder):
+    weights = load_file(folder / MODEL)
+    weights["lin.weight"][0, 0] = float("nan")
+    save_file(weights, folder / MODEL)
+
+
+def spoil_missing(folder):
+    weights = load_file(folder / MODEL)
+    del weights["lin.bias"]
+    save_file(weights, folder / MODEL)
+
+
+def spoil_batch_size(folder):
+    """Leave what Transformers before 4.36 left."""
+    file = folder / "trainer_state.json"
+    state = json.loads(file.read_text())
+    for name in ("train_batch_size", "stateful_callbacks", "best_global_step"):
+        state.pop(name, None)
+    file.write_text(json.dumps(state))
+
+
+def spoil_args(folder):
+    (folder / "training_args.bin").write_bytes(b"cos\nsystem\n(S'exit 9'\ntR.")
+
+
+@pytest.mark.parametrize("spoil", [spoil_nan, spoil_missing, spoil_batch_size, spoil_args])
+def test_failed_import_commits_nothing_and_mended_folder_works(tmp_path, theirs, spoil):
+    kept, out = shutil.copytree(theirs, tmp_path / "kept"), tmp_path / "out"
+    spoil(theirs)
+    with pytest.raises((IntegrityError, IncompatibleCheckpoint), match="Nothing was committed"):
+        trainer(out).train(theirs)
+    assert not commits(out)
+    shutil.rmtree(theirs)
+    shutil.copytree(kept, theirs)
+    run = trainer(out)
+    run.train(theirs)
+    assert len(run.seen) == 40 - 7
+
+
+def test_import_without_optimizer_is_told_and_strict_refuses(tmp_path, theirs, capsys):
+    (theirs / "optimizer.pt").unlink()
+    with pytest.raises(IncompatibleCheckpoint, match="strict_resume refuses"):
+        trainer(tmp_path / "strict", strict_resume=True).train(theirs)
+    assert not commits(tmp_path / "strict")
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert len(run.seen) == 40 - 7
+    assert "with loss of the optimizer's state and the schedule" in capsys.readouterr().err
+
+
+def test_import_of_save_on_sigterm_trains_on(tmp_path, theirs):
+    file = theirs / "trainer_state.json"
+    state = json.loads(file.read_text())
+    state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"] = True
+    file.write_text(json.dumps(state))
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert run.state.global_step == 40
+
+
+def test_import_ignores_random_state_of_another_run(tmp_path, theirs):
+    from transformers import TrainingArguments
+
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    assert arguments.n_gpu == 0  # it looks for the other processes only when it is asked
+    torch.save(arguments, theirs / "training_args.bin")
+    expected = trainer(tmp_path / "expected")
+    expected.train(theirs)
+    shutil.copy(theirs / "rng_state.pth", theirs / "rng_state_2.pth")
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert run.seen == expected.seen
+
+
+def test_import_with_unclear_number_of_ranks_is_refused(tmp_path, theirs):
+    shutil.copy(theirs / "rng_state.pth", theirs / "rng_state_2.pth")
+    with pytest.raises(IntegrityError, match="nothing says which of them this was"):
+        trainer(tmp_path / "out").train(theirs)
+    assert not commits(tmp_path / "out")
+
+
+def test_import_with_another_optimizer_commits_nothing(tmp_path, theirs):
+    with pytest.raises(IncompatibleCheckpoint, match="another optimizer saved it"):
+        trainer(tmp_path / "out", optim="adamw_torch").train(theirs)
+    assert not commits(tmp_path / "out")
+
+
+def test_import_of_folder_that_changes_is_refused(tmp_path, theirs, monkeypatch):
+    from resilient.train.interop import taking
+
+    def check(*given):
+        (theirs / "rng_state.pth").touch()
+
+    monkeypatch.setattr(taking, "require_loadable", check)
+    with pytest.raises(IntegrityError, match="changed while it was read"):
+        trainer(tmp_path / "out").train(theirs)
+    assert not commits(tmp_path / "out")
+
+
+def test_origin_covers_all_files(tmp_path, theirs):
+    out = tmp_path / "out"
+    with pytest.raises(Dies):
+        trainer(out, callbacks=[DieAfter(16)]).train(theirs)
+    weights = load_file(theirs / MODEL)
+    weights["lin.bias"] += 1
+    save_file(weights, theirs / MODEL)
+    with pytest.raises(ConfigError, match="did not begin from it"):
+        trainer(out).train(theirs)
+
+
+def test_import_brings_the_best_model_along(tmp_path, theirs):
+    best = shutil.copytree(theirs, tmp_path / "checkpoint-3")
+    weights = load_file(best / MODEL)
+    weights["lin.bias"] += 5
+    save_file(weights, best / MODEL)
+    for folder, step in ((best, 3), (theirs, 7)):
+        file = folder / "trainer_state.json"
+        told = {"best_global_step": 3, "best_model_checkpoint": "run/checkpoint-3"}
+        told |= {"best_metric": -1.0, "global_step": step}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
+    run = trainer(
+        tmp_path / "out", **EVALUATED, load_best_model_at_end=True, save_steps=8, max_steps=16
+    )
+    run.train(theirs)
+    assert torch.equal(run.model.lin.bias, weights["lin.bias"])
+    assert run.state.best_global_step == 3
 
 
 def test_another_training_set_is_refused(tmp_path, theirs):

@@ -12,6 +12,7 @@ from hf_runs import HERE
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, NothingToResume
 from resilient.train.data.position import place_in_epoch
 from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
+from resilient.train.interop.import_check import open_source
 from resilient.train.interop.naming import Naming, naming_of, tie
 from resilient.train.interop.parts import callback_states, parts_of
 
@@ -99,7 +100,7 @@ def test_what_is_no_data_is_not_loaded(theirs):
     [
         ("optimizer.pt", "optimizer afresh"),
         ("scheduler.pt", "schedule afresh"),
-        ("model.safetensors", "holds neither"),
+        ("model.safetensors", "holds no weights"),
     ],
 )
 def test_what_is_missing_is_not_made_up(theirs, name, said):
@@ -108,13 +109,11 @@ def test_what_is_missing_is_not_made_up(theirs, name, said):
         everything(theirs)
 
 
-def test_a_folder_that_mixes_checkpoints_is_refused(theirs):
+def test_folder_mixes_checkpoints_is_a_loss_that_strict_refuses(theirs):
     edit(theirs, global_step=6)
-    with pytest.raises(IntegrityError, match="state of step 6"):
-        everything(theirs)
-    moved = theirs.rename(theirs.parent / "mine")
-    with pytest.raises(IntegrityError, match=r"scheduler.pt is of step 7 .* step 6"):
-        everything(moved)
+    assert open_source(theirs).lost == ("the agreement of its files",)
+    with pytest.raises(IncompatibleCheckpoint, match="loss of the agreement of its files"):
+        open_source(theirs, strict=True)
 
 
 def test_a_folder_that_is_none_or_not_finished_is_refused(theirs, tmp_path):
@@ -125,7 +124,7 @@ def test_a_folder_that_is_none_or_not_finished_is_refused(theirs, tmp_path):
         TransformersCheckpoint(theirs)
     (theirs / "checkpoint-is-incomplete.txt").unlink()
     (theirs / "trainer_state.json").write_text("[]")
-    with pytest.raises(IntegrityError, match="no object"):
+    with pytest.raises(IntegrityError, match="no JSON object"):
         TransformersCheckpoint(theirs)
 
 
@@ -154,7 +153,7 @@ def test_weights_in_several_files_are_put_together(theirs):
     found = TransformersCheckpoint(theirs).weights()
     assert all(torch.equal(found[name], one) for name, one in whole.items())
     index.write_text(json.dumps({"weight_map": {**places, "more": "model-0.safetensors"}}))
-    with pytest.raises(IntegrityError, match=r"differ in \['more'\]"):
+    with pytest.raises(IntegrityError, match=r"\['more'\], which no file has"):
         TransformersCheckpoint(theirs).weights()
 
 
@@ -186,8 +185,19 @@ def test_callbacks_of_one_class_are_kept_apart():
     assert callback_states(state) == {
         "Counts": {"count": 1},
         "Counts_2": {"count": 2},
-        "TrainerControl": {"should_training_stop": True, "should_epoch_stop": False},
+        "TrainerControl": {"should_training_stop": False, "should_epoch_stop": False},
     }
+
+
+@pytest.mark.parametrize(("waited", "has_ended"), [(2, False), (3, True)])
+def test_stop_flag_is_taken_from_early_stopping_alone(waited, has_ended):
+    early = {
+        "args": {"early_stopping_patience": 3},
+        "attributes": {"early_stopping_patience_counter": waited},
+    }
+    control = {"args": {"should_training_stop": True}, "attributes": {}}
+    state = {"stateful_callbacks": {"EarlyStoppingCallback": early, "TrainerControl": control}}
+    assert callback_states(state)["TrainerControl"]["should_training_stop"] is has_ended
 
 
 def test_a_tensor_that_is_tied_to_nothing_stays_missing():
