@@ -16,6 +16,7 @@ from resilient.showing import quoted
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, lineage
 from resilient.vault.registry.generations import list_numbers
+from resilient.vault.registry.signed_store import reading_signed
 from resilient.vault.registry.signing import read_signing
 from resilient.world.launch import read_storage_options
 from resilient_cli.completing import complete_ref
@@ -62,11 +63,18 @@ def is_somebody_there(output: Output) -> bool:
     )
 
 
-def open_repository(place: str | None, repo: str | None) -> Store:
+def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool = False) -> Store:
     """Open the repository that the argument, the option or the environment names.
 
+    Args:
+        place: the argument.
+        repo: the option.
+        reads_unsigned: also hand out unsigned checkpoints where ``RESILIENT_REQUIRE_SIGNATURE``
+            is set; for commands that maintain a repository or look for what is wrong with it.
+
     Raises:
-        UsageError: none of them does.
+        ConfigError: a signature is required and there is no key.
+        UsageError: none of them names a repository.
     """
     url = place or repo
     if not url:
@@ -75,7 +83,8 @@ def open_repository(place: str | None, repo: str | None) -> Store:
             hint="export RESILIENT_REPO=s3://bucket/run",
         )
     options = read_storage_options(os.environ)
-    return open_store(url, within_seconds=WITHIN_SECONDS.get(), storage_options=options)
+    store = open_store(url, within_seconds=WITHIN_SECONDS.get(), storage_options=options)
+    return store if reads_unsigned else reading_signed(store, signing_of(is_required=False))
 
 
 def signing_of(*, is_required: bool) -> Signing:

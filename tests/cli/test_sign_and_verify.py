@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from cli_repositories import flip_bit, write_usual_run
@@ -51,6 +52,71 @@ def test_requirement_unknown_word_is_refused(repo, call, monkeypatch, command):
     assert "RESILIENT_REQUIRE_SIGNATURE='2' is not accepted: expected one of 1, true" in (
         outcome.stderr
     )
+
+
+READERS = {
+    "cat": ("cat", "latest:state.json"),
+    "diff": ("diff", "latest~1", "latest"),
+    "tag": ("tag", "latest", "release"),
+    "rollback": ("rollback", "latest~1"),
+    "cp": ("cp", "latest", "{other}"),
+    "inspect": ("inspect", "latest"),
+    "export": ("export", "latest", "--format", "safetensors", "--out", "{out}"),
+    "export-hf": ("export", "latest", "--out", "{out}"),
+    "repair": ("repair", "latest"),
+    "rebuild": ("repair", "latest", "--rebuild", "{out}"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_reading_command_refuses_unsigned(repo, call, monkeypatch, tmp_path, name):
+    other, out = tmp_path / "other", tmp_path / "out"
+    words = [one.format(other=other, out=out) for one in READERS[name]]
+    before = sorted(path.name for path in repo.rglob("*"))
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "true")
+    outcome = call("ckpt", *words, "--repo", repo)
+    assert outcome.status == 77, outcome.stderr
+    assert "is not signed, and a signature is required" in outcome.stderr
+    assert "resilient ckpt sign checkpoint-" in outcome.stderr
+    assert sorted(path.name for path in repo.rglob("*")) == before
+    assert not other.exists() or not list(other.rglob("manifest.json"))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["cat", "diff", "tag", "rollback", "cp", "inspect"])
+def test_reading_command_takes_signed(repo, call, monkeypatch, tmp_path, name):
+    other, out = tmp_path / "other", tmp_path / "out"
+    words = [one.format(other=other, out=out) for one in READERS[name]]
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    for ref in ("latest", "latest~1"):
+        assert call("ckpt", "sign", ref, repo).status == 0
+    plain = call("ckpt", *words, "--repo", repo, "--json")
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "true")
+    for made in (tmp_path / "out", tmp_path / "other"):
+        shutil.rmtree(made, ignore_errors=True)
+    if name == "rollback":
+        assert call("ckpt", "undo", repo).status == 0
+    outcome = call("ckpt", *words, "--repo", repo, "--json")
+    assert (outcome.status, plain.status) == (0, 0), outcome.stderr
+
+
+def test_report_page_draws_no_unsigned_tensor(repo, call, monkeypatch, tmp_path):
+    page = tmp_path / "page.html"
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "yes")
+    outcome = call("report", repo, "-o", page, "--tensors", "latest")
+    assert outcome.status == 77, outcome.stderr
+    assert not page.exists()
+
+
+def test_maintenance_reads_unsigned(repo, call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "on")
+    assert "is not signed" in call("ckpt", "verify", repo).stdout
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--dry-run").status == 0
+    assert call("ckpt", "sign", "latest", repo).status == 0
+    assert call("ckpt", "cat", "latest:state.json", "--repo", repo).status == 0
 
 
 def test_a_checkpoint_is_signed_by_hand_and_then_taken(repo, call, monkeypatch):

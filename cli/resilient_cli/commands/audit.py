@@ -40,7 +40,7 @@ def audit(
     Example: resilient audit runs/gpt2
     """
     signing = signing_of(is_required=require_signature)
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     committed_of(store)
     known = lineage(store)
     if not known.candidates and known.lost:

@@ -55,7 +55,11 @@ def doctor(
         machine.check_signals(),
     ]
     notice_seconds = _notice(notice)
-    found = examine(open_repository(repo, None), SystemClock()) if repo else Found()
+    found = (
+        examine(open_repository(repo, None, reads_unsigned=True), SystemClock())
+        if repo
+        else Found()
+    )
     checks += found.checks
     terms = _terms(found, events)
     checks += budget.judge(

@@ -58,7 +58,8 @@ def cp(
     Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
     """
     named, place = ref_and_place(ref, None, repo)
-    source, other = open_repository(place, repo), open_repository(target, None)
+    source = open_repository(place, repo)
+    other = open_repository(target, None, reads_unsigned=True)
     shipment = plan_copy(source, other, resolve(source, named or "latest"))
     if not dry_run:
         with Progress("copying") as told:

@@ -13,6 +13,7 @@ from resilient.showing import quoted
 from resilient.vault.registry.generations import list_numbers
 from resilient.vault.registry.references import resolve
 from resilient.vault.registry.retention import BestOf, Retention, parse_best
+from resilient.vault.registry.signed_store import require_signed
 from resilient.vault.registry.tags import create_tag, remove_tag
 from resilient.vault.rotation.rotate import carry_out, look
 from resilient.vault.rotation.trash import Grace, bring_back, look_into_trash
@@ -58,7 +59,9 @@ def tag(
     Example: resilient ckpt tag best:loss release runs/gpt2
     """
     store = open_repository(place, repo)
-    created = create_tag(store, name, resolve(store, ref), SystemClock())
+    checkpoint = resolve(store, ref)
+    require_signed(store, checkpoint)
+    created = create_tag(store, name, checkpoint, SystemClock())
     show(tagging(store.url, created), output_of(ctx))
 
 
@@ -67,7 +70,7 @@ def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None
 
     Example: resilient ckpt untag release runs/gpt2
     """
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     show(untagging(store.url, name, remove_tag(store, name)), output_of(ctx))
 
 
@@ -166,7 +169,9 @@ def prune(  # noqa: PLR0913 - the options of a command
     if undo:
         _require_alone(retention, empties=empty_trash)
         place, which = _place_and_id(place, prune_id)
-        return _undo(open_repository(place, repo), which, output, dry_run=dry_run)
+        return _undo(
+            open_repository(place, repo, reads_unsigned=True), which, output, dry_run=dry_run
+        )
     if prune_id:
         raise UsageError(
             f"`{prune_id}`: only `--undo` takes the id of a prune",
@@ -176,7 +181,7 @@ def prune(  # noqa: PLR0913 - the options of a command
         _require_policy(retention)
     asks = not (dry_run or output.agrees)
     time = Grace(SystemClock(), grace_of(grace, "--grace"), empty_trash)
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)
 
 

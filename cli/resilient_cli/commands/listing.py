@@ -14,8 +14,9 @@ from resilient.showing import quoted
 from resilient.storage.open import open_store
 from resilient.vault.registry.catalog import committed, folders_of, lineage, trash_of
 from resilient.vault.registry.generations import read_generations
+from resilient.vault.registry.signed_store import reading_signed
 from resilient_cli.listed import ListedStore
-from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of
+from resilient_cli.places import Place, Repo, committed_of, open_repository, output_of, signing_of
 from resilient_cli.render import show
 from resilient_cli.survey import Level, survey, tags_of
 from resilient_cli.views.listing import Listing, listing
@@ -129,7 +130,7 @@ def store_of(run: Sequence[Path]) -> Store | None:
     """Return the first of the folders that is a repository with checkpoints; None if none is."""
     for folder in run:
         if any(folder.glob("checkpoint-*")):
-            store = open_store(str(folder))
+            store = reading_signed(open_store(str(folder)), signing_of(is_required=False))
             if committed(store):
                 return store
     return None

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path  # noqa: TC003 - Typer reads the signature
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.errors import KeyNotFound, NoIntactCheckpoint, RepositoryNotFound, UsageError
+from resilient.errors import (
+    KeyNotFound,
+    NoIntactCheckpoint,
+    RepositoryNotFound,
+    SignatureRefused,
+    UsageError,
+)
 from resilient.format.names import parse_checkpoint
 from resilient.showing import quoted
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
 from resilient.vault.health.repair import carry_out_repair, plan_repair
 from resilient.vault.registry.references import resolve
+from resilient.vault.registry.signing import check_signature
 from resilient.world.launch import read_storage_options
 from resilient_cli.foreign import is_foreign
 from resilient_cli.places import (
@@ -26,6 +34,7 @@ from resilient_cli.places import (
     open_repository,
     output_of,
     ref_and_place,
+    signing_of,
 )
 from resilient_cli.progress import Progress, Waiting
 from resilient_cli.render import show
@@ -118,7 +127,7 @@ def repair(  # noqa: PLR0913 - the options of a command
     url = place or repo
     if ref is None and url and not undelete and _is_of_others(url):
         return _mend(ctx, url, source or [], out, is_done=is_done)
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     try:
         committed_of(store)
     except RepositoryNotFound:
@@ -149,6 +158,7 @@ def _mend_ours(
         reader = ToldStore(store, told, of_bytes)
         plan = plan_repair(reader, checkpoint, others, undelete=undelete)
     plan = _with_random_states(store, plan, others, undelete=undelete)
+    _require_signed(plan, [store, *others])
     aside = _carry_out(store, plan, others) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, Level.FULL)
     show(repairing(store.url, plan, resume, done=is_done, aside=aside), output_of(ctx))
@@ -158,6 +168,22 @@ def _mend_ours(
             hint=f"resilient ckpt repair {checkpoint} {quoted(store.url)} --from COPY",
         )
     return 0 if plan.is_whole else DAMAGE_LEFT
+
+
+def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
+    """Refuse to repair a checkpoint that none of the repositories has a signature of.
+
+    Raises:
+        SignatureRefused: a signature is required, and the key has not signed the checkpoint.
+    """
+    signing = signing_of(is_required=False)
+    if not signing.is_required or plan.manifest is None:
+        return
+    for store in stores[1:]:
+        with suppress(SignatureRefused):
+            check_signature(store, plan.manifest, signing)
+            return
+    check_signature(stores[0], plan.manifest, signing)
 
 
 def _with_random_states(

@@ -39,7 +39,7 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
             hint="export RESILIENT_SIGNING_KEY_FILE=signing.key",
         )
     ref, place = ref_and_place(ref, place, repo)
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     checkpoint = resolve(store, ref or "latest")
     with Progress("reading") as told:
         of_bytes = sum(folders_of(store).get(checkpoint, {}).values())

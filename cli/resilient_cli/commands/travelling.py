@@ -11,6 +11,7 @@ from resilient.errors import UsageError
 from resilient.showing import quoted
 from resilient.vault.registry.moves import Moves
 from resilient.vault.registry.references import resolve
+from resilient.vault.registry.signed_store import require_signed
 from resilient.vault.rollback import plan_rollback, plan_undo, travel
 from resilient_cli.places import (
     Place,
@@ -59,7 +60,9 @@ def rollback(
             hint=f"resilient ckpt rollback latest~1 {quoted(place)}",
         )
     store = open_repository(place, repo)
-    journey = plan_rollback(store, resolve(store, ref))
+    target = resolve(store, ref)
+    require_signed(store, target)
+    journey = plan_rollback(store, target)
     _go("ckpt.rollback", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
 

@@ -54,7 +54,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
 
     Example: resilient ckpt unlock s3://bucket/run --yes
     """
-    store, clock = open_repository(place, repo), SystemClock()
+    store, clock = open_repository(place, repo, reads_unsigned=True), SystemClock()
     writer = find_writer(store)
     if writer is None:
         raise RepositoryNotFound(

@@ -99,7 +99,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     if alone and (looked := look_if_known(place or repo, is_read=level is not Level.QUICK)):
         show(proved(looked), output_of(ctx))
         return DAMAGE_FOUND if looked.is_damaged else 0
-    store = open_repository(place, repo)
+    store = open_repository(place, repo, reads_unsigned=True)
     try:
         found = committed_of(store)
     except RepositoryNotFound:

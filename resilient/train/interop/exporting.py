@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +33,10 @@ from resilient.train.interop.files import (
 from resilient.train.model.papers import ADAPTER, PAPERS, PROCESSING, write_papers
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
+from resilient.vault.registry.signed_store import reading_signed
+from resilient.vault.registry.signing import read_signing
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
 
     from resilient.checkpointer import Checkpointer
@@ -87,11 +89,13 @@ def export_checkpoint(
         IncompatibleCheckpoint: no Trainer of ours saved it, or Transformers could not say from
             its step where in the data the run is.
         IntegrityError: it is damaged.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
     """
     target = Path(folder)
     if target.exists():
         raise ConfigError(f"`{target}` is there already", hint=f"ls -l {quoted(target)}")
-    store = open_store(url, storage_options=storage_options or {})
+    signing = read_signing(os.environ)
+    store = reading_signed(open_store(url, storage_options=storage_options or {}), signing)
     checkpoint = resolve(store, ref)
     manifest = read_manifest(store, checkpoint)
     parts = _read(url, manifest, storage_options)

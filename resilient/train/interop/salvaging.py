@@ -7,6 +7,7 @@ is what everything is proved against.
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from resilient.train.state import TrainerState
 from resilient.vault.reading.mend import mend_file
 from resilient.vault.registry.catalog import read_manifest
 from resilient.vault.registry.references import resolve
+from resilient.vault.registry.signing import check_contents, check_signature, read_signing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,15 +70,17 @@ def rebuild_checkpoint(
     Raises:
         ConfigError: ``out`` is there, or all of the checkpoint is whole.
         IntegrityError: its manifest or its weights are damaged.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
         IncompatibleCheckpoint: it holds no model.
     """
     target = Path(out)
     require_new(target)
     store = open_store(url, storage_options=storage_options or {})
     manifest = read_manifest(store, resolve(store, ref))
+    signed = check_signature(store, manifest, read_signing(os.environ))
     parts, hurt = _read(url, manifest, storage_options)
     if "model" not in parts:
-        parts["model"] = _weights(store, manifest)
+        parts["model"] = _weights(store, manifest, signed)
     if not hurt:
         raise ConfigError(
             f"{manifest.checkpoint} is whole: there is nothing to rebuild",
@@ -121,20 +125,24 @@ def _read(
     return whole, hurt
 
 
-def _weights(store: Store, manifest: Manifest) -> dict[str, torch.Tensor]:
+def _weights(
+    store: Store, manifest: Manifest, signed: Mapping[str, str] | None
+) -> dict[str, torch.Tensor]:
     """Return the tensors of a model whose document is lost, each byte of them proved.
 
     A weight that is tied has one name: that it has others stood in the document.
 
     Raises:
         IncompatibleCheckpoint: there are none.
-        IntegrityError: one of them is damaged.
+        IntegrityError: one of them is damaged, or is not what was signed.
     """
     wanted = [one for one in manifest.tensors if one.part == "model"]
     if not wanted:
         raise IncompatibleCheckpoint(f"{manifest.checkpoint} holds no model to build a state for")
     names = {region.file for one in wanted for region in one.regions}
     files = {name: mend_file([store], manifest, manifest.file(name)) for name in sorted(names)}
+    if signed is not None:
+        check_contents(manifest, signed, files)
     return {one.name.removeprefix("model/"): assemble(one, files) for one in wanted}
 
 

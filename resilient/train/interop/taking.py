@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from resilient.checkpointer import About
+from resilient.environment import read_flag
 from resilient.errors import (
     ConfigError,
     IncompatibleCheckpoint,
     IntegrityError,
     NoIntactCheckpoint,
     NothingToResume,
+    SignatureRefused,
 )
 from resilient.events import CheckpointSkipped, Event, Level
 from resilient.format.names import CheckpointId
@@ -40,6 +42,7 @@ from resilient.train.optimizers.groups import parameter_groups
 from resilient.train.schedules.state import ScheduleState
 from resilient.vault.registry.catalog import read_manifest
 from resilient.world.agreement import agree, attempt
+from resilient.world.launch import REQUIRE_SIGNATURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -227,7 +230,9 @@ def prepare_import(
         NothingToResume: the folder holds no checkpoint.
         IntegrityError: the judge calls it not resumable.
         IncompatibleCheckpoint: it is of another model, or ``strict`` refuses what is lost.
+        SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: another tool signs nothing.
     """
+    _refuse_unsigned(os.fspath(folder))
     source = open_source(os.fspath(folder), strict=strict)
     parts = parts_of(source.found, naming, "", fresh)
     if model is not None:
@@ -276,6 +281,22 @@ def holds_run(spine: Checkpointer) -> bool:
     return any(read_manifest(spine.store, one).data.get(IMPORTED_AS) != BEST for one in held)
 
 
+def _refuse_unsigned(folder: str) -> None:
+    """Refuse a folder of another tool where a signature is required.
+
+    Raises:
+        SignatureRefused: it is required.
+    """
+    if read_flag(os.environ, REQUIRE_SIGNATURE):
+        raise SignatureRefused(
+            f"`{folder}` is of another tool and not signed, and a signature is required; nothing "
+            "was imported",
+            key=folder,
+            hint=f"if you trust it: {REQUIRE_SIGNATURE}=0 resilient ckpt import {quoted(folder)} "
+            "REPO",
+        )
+
+
 def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the newest intact checkpoint of Transformers in the output folder to the repository.
 
@@ -301,6 +322,8 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
         plan, broken = replace(plan, skipped=plan.not_newer_than(folder)), []
         try:
             return _take(hooks, folder, more, f"{topic}/{number}")
+        except SignatureRefused:
+            raise
         except IntegrityError as error:
             broken = [SkippedFolder(folder, error.message)]
     raise _nothing_intact(session.args.output_dir, (*broken, *plan.skipped))
