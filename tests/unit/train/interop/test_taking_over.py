@@ -11,9 +11,15 @@ from hf_runs import EVAL, checkpoint_of, make, recorded
 from models import DieAfter, Dies
 from safetensors.torch import load_file, save_file
 
-from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    SignatureRefused,
+)
 from resilient.train.data.drawing import draw_for_loader
 from resilient.train.data.sampling import Cursor
+from resilient.train.interop.taking import prepare_import
 
 MODEL = "model.safetensors"
 EVALUATED = {**EVAL, "greater_is_better": False}
@@ -260,3 +266,11 @@ def test_more_samples_per_step_lose_and_repeat_none(tmp_path, theirs):
     taken = [one for indices, _ in recorded("reg_sgd")["seen"][:7] for one in indices]
     rest = [one for indices, _ in run.seen for one in indices]
     assert sorted(taken + rest[: 80 - len(taken)]) == list(range(80))
+
+
+@pytest.mark.parametrize("word", ["1", "true"])
+def test_import_signature_required_refuses_other_tools(tmp_path, monkeypatch, word):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", "0123456789abcdef")
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
+    with pytest.raises(SignatureRefused, match="of another tool and not signed"):
+        prepare_import(str(tmp_path), None, None)
