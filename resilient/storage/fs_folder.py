@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from resilient.errors import ConfigError, KeyNotFound
+from resilient.errors import ConfigError, KeyNotFound, ResilientError
 from resilient.showing import quoted
 from resilient.storage.cloud_options import for_cloud
 from resilient.storage.folder import FILES_MAX, Listing
@@ -111,6 +111,9 @@ class FsspecFolder:
     def _errors(self, name: str) -> Iterator[None]:
         try:
             yield
+        except ResilientError:
+            # A ConfigError is a ValueError too, and file systems raise that of their own.
+            raise
         except self._caught as error:
             where = f"`{name[:200]}` in {self.url}" if name else self.url
             if is_missing(error):

@@ -47,6 +47,7 @@ def write_sparse(folder: Path, tensor_bytes: int = TENSOR_BYTES) -> int:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     state = {"global_step": 500, "epoch": 1.0, "max_steps": 1000, "log_history": []}
     state["train_batch_size"] = 4
+    state["stateful_callbacks"] = {"TrainerControl": {"args": {}, "attributes": {}}}
     (folder / "trainer_state.json").write_text(json.dumps(state))
     return total
 
