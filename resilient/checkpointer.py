@@ -24,6 +24,7 @@ from resilient.errors import ConfigError, IncompatibleCheckpoint, ResilientError
 from resilient.format.extents import held_bytes
 from resilient.format.names import CheckpointId, whole_step
 from resilient.overlap import Overlap, handing_over
+from resilient.processes import release_claim
 from resilient.state.arena import Arena
 from resilient.state.capture import Part, capture
 from resilient.state.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
@@ -38,6 +39,7 @@ from resilient.vault.naming import named_by
 from resilient.vault.reading.choose import Choice, Resumed, choose
 from resilient.vault.reading.read import Proved, read_wanted
 from resilient.vault.registry import catalog
+from resilient.vault.registry.live_writer import Claimant, refuse_live_writer
 from resilient.vault.registry.resume_policy import settle_wish
 from resilient.vault.reuse.refer import Base, base_of
 from resilient.vault.saving.describe import About, describe
@@ -71,10 +73,12 @@ class Checkpointer:
 
     Attributes:
         start: Identity of the start that its generation belongs to; None for a tool.
+        claimant: The process that claims its generation; None for a tool.
     """
 
     def __init__(self, desk: Desk, persister: Persister | None = None) -> None:
         self.start: StartIdentity | None = None
+        self.claimant: Claimant | None = None
         self._desk = desk
         self._persister = persister or persister_for(None, "", {})
         self._arena = Arena(self._persister.buffer, self._persister.streams)
@@ -135,7 +139,8 @@ class Checkpointer:
         """Return the reference that this attempt resumes from under the user's wish.
 
         The wish holds until a checkpoint of this run exists; then the answer is ``auto``. The
-        identities of all ranks count, because an agent that joined later has a new one.
+        identities of all ranks count, because an agent that joined later has a new one. The first
+        attempt of a start is refused while another writer is alive.
 
         Collective: every rank, once, before ``resume``.
         Crash: reads only.
@@ -145,13 +150,16 @@ class Checkpointer:
             is_first: Whether no earlier attempt of this start can have written.
 
         Raises:
+            WriterAlive: Another process is proven alive and writes to the repository.
             NoIntactCheckpoint: A checkpoint of this run was lost, or may be one that is there.
             StoreError: The store failed.
         """
-        desk, mine = self._desk, self.start
+        desk, mine, claimant = self._desk, self.start, self.claimant
 
         def rule(shown: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(one) for one in shown if one]
+            if claimant is not None and is_first:
+                refuse_live_writer(desk.store, starts, claimant)
             decision = settle_wish(desk.store, wish, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
@@ -209,7 +217,8 @@ class Checkpointer:
         self._setup = setup_of(parts)
         check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.tell, examine)
         absent = self._load(choice, parts, landing, check)
-        self._life = begin(self._desk, choice, cause, self.start)
+        process = self.claimant.process if self.claimant else None
+        self._life = begin(self._desk, choice, cause, self.start, process)
         self._desk = self._desk.within(self._life)
         if choice.proved is None:
             return None
@@ -449,3 +458,5 @@ class Checkpointer:
             self._persister.close()
             self._desk.close()
             self._arena.close()
+            if self._life is not None and self.claimant is not None:
+                release_claim(self._life.token)

@@ -248,7 +248,7 @@ class Fenced(ResilientError):
 
 
 class WriterAlive(ResilientError):
-    """A process that may write to the repository was seen alive; it was not shut out."""
+    """A process that may write to the repository was seen alive; it was not fenced off."""
 
     exit_code = 80
     code = "RES-WRITER-ALIVE"

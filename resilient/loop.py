@@ -24,6 +24,7 @@ from resilient.ending import before_exit, forget
 from resilient.errors import ConfigError, ResilientError
 from resilient.format.names import CheckpointId, whole_step
 from resilient.opening import (
+    claimant_of,
     events_file,
     keeper_of,
     mapping_of,
@@ -175,6 +176,7 @@ class Checkpointer:
         Raises:
             NoIntactCheckpoint: something was committed and nothing of it can be read whole.
             IncompatibleCheckpoint: whole, but this code or model cannot take it.
+            WriterAlive: another process is proven alive and writes to the repository.
             StartOverRefused: the repository holds checkpoints of another tool. ``never`` starts.
             ConfigError: something cannot be saved, there is no place to meet, the ranks train
                 each by itself, or it is the second call.
@@ -388,7 +390,7 @@ class Checkpointer:
             require_signature=signed,
             **{"emit": told, **options},
         )
-        opened.start = gang.begin_training()
+        opened.start, opened.claimant = gang.begin_training(), claimant_of(launch)
         return opened
 
     def _emitter(self, gang: Gang) -> events.Emitter:

@@ -15,12 +15,14 @@ from resilient import events
 from resilient.checkpointer import Checkpointer
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
+from resilient.processes import identify, identify_self
 from resilient.storage.open import open_store
 from resilient.storage.retrying import telling
 from resilient.vault.desk import Desk, Limits
 from resilient.vault.keeper.choosing import persister_for
 from resilient.vault.keeper.guest import KeeperAddress
 from resilient.vault.keeper.kept import promoted_by
+from resilient.vault.registry.live_writer import Claimant
 from resilient.vault.registry.retention import Retention, parse_retention, require_count
 from resilient.vault.registry.signing import read_signing
 from resilient.vault.saving.near import with_near_tier
@@ -33,6 +35,7 @@ from resilient.world.world import World
 if TYPE_CHECKING:
     from resilient.world.board import Board
     from resilient.world.gang import Gang
+    from resilient.world.launch import Launch
 
 
 def open_checkpointer(  # noqa: PLR0913 - the composition root of library use
@@ -281,3 +284,9 @@ def keeper_of(gang: Gang) -> KeeperAddress | None:
     if not launch.keeper:
         return None
     return KeeperAddress(launch.keeper, launch.host, events=str(events_file(gang) or ""))
+
+
+def claimant_of(launch: Launch) -> Claimant:
+    """Return the process that a launch stands for: its agent, or this process without one."""
+    process = identify(launch.agent_pid) if launch.agent_pid else identify_self()
+    return Claimant(process, takes_over=launch.takes_over)

@@ -17,6 +17,7 @@ from resilient.accounting.account import SILENT_MS
 from resilient.accounting.agents import agents
 from resilient.accounting.records import read_records
 from resilient.errors import RepositoryNotFound
+from resilient.vault.registry.live_writer import is_alive_here
 from resilient_cli.processes import is_agent_alive
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def testify(writer: Writer, records: Sequence[Record], now_ms: int) -> Testimony
     known = agents(records)
     seen = [_of_agent(one, records, now_ms) for one in known]
     # Whoever lives may claim a life at any moment, also if another wrote last.
-    for one in reversed(seen):
-        if one.state is State.ALIVE:
-            return one
+    alive = [one for one in reversed(seen) if one.state is State.ALIVE]
+    if proof := next(iter(alive), None) or _of_claim(writer, records):
+        return proof
     if writer.is_nobody:
         return Testimony(State.NOBODY, "a command began the life, and it saves nothing")
     if not known:
@@ -127,6 +128,16 @@ def _of_agent(agent: Agent, records: Sequence[Record], now_ms: int) -> Testimony
         return Testimony(State.ALIVE, why, agent, told_ms)
     why = f"pid {agent.pid} of {agent.host} is silent: only that machine knows"
     return Testimony(State.UNKNOWN, why, agent, told_ms)
+
+
+def _of_claim(writer: Writer, records: Sequence[Record]) -> Testimony | None:
+    """Return what the record of the newest life proves; None if it proves no living process."""
+    record = writer.record
+    if record is None or record.process is None or not is_alive_here(record):
+        return None
+    told_ms = records[-1].at_ms if records else 0
+    why = f"pid {record.process.pid} began the life and runs here"
+    return Testimony(State.ALIVE, why, None, told_ms)
 
 
 def _of_ranks(records: Sequence[Record], now_ms: int) -> Testimony:

@@ -13,7 +13,7 @@ import torch
 
 from resilient.clock import SystemClock
 from resilient.errors import ConfigError
-from resilient.opening import open_checkpointer
+from resilient.opening import claimant_of, open_checkpointer
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 from resilient.strategies.meshes import together_size
@@ -110,7 +110,7 @@ class Session:
             tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
-        opened.start = self.gang.start
+        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
         return opened
 
     def checkpointer_alone(self, topic: str) -> Checkpointer:
@@ -125,7 +125,7 @@ class Session:
             emit=self.emit,
             scope=f"{topic}/alone",
         )
-        opened.start = self.gang.start
+        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
         return opened
 
     def comms(self, scope: str) -> Comms:

@@ -24,13 +24,20 @@ from resilient.vault.tiers.tiers import (
 from resilient.world.agreement import agree, attempt
 
 if TYPE_CHECKING:
+    from resilient.processes import ProcessIdentity
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
     from resilient.vault.reading.choose import Choice
     from resilient.world.identity import StartIdentity
 
 
-def begin(desk: Desk, choice: Choice, cause: str, start: StartIdentity | None = None) -> Generation:
+def begin(
+    desk: Desk,
+    choice: Choice,
+    cause: str,
+    start: StartIdentity | None = None,
+    process: ProcessIdentity | None = None,
+) -> Generation:
     """Claim the next number for a life that starts from ``choice``, and say so.
 
     Collective: every rank, once per life.
@@ -41,6 +48,7 @@ def begin(desk: Desk, choice: Choice, cause: str, start: StartIdentity | None = 
         choice: what the life starts from, and what was passed over.
         cause: why it begins.
         start: Identity of the start that the generation belongs to.
+        process: The process that claims the number; None for a tool.
 
     Raises:
         Fenced: another job is at work here, and has rotated away what this life loaded.
@@ -65,6 +73,7 @@ def begin(desk: Desk, choice: Choice, cause: str, start: StartIdentity | None = 
             above=above,
             single_writer=desk.limits.single_writer,
             start=start,
+            process=process,
         ).to_json()
 
     ruling = agree(desk.comms, "resume/claim", attempt(look), work, desk.limits.within_seconds)

@@ -59,6 +59,11 @@ class StartIdentity:
             return False
         return not self.job.startswith(_SLURM) or self.requeues > earlier.requeues
 
+    def is_related(self, earlier: StartIdentity) -> bool:
+        """Say whether both belong to one start of the command, or to one scheduler job."""
+        is_same_start = bool(self.id) and self.id == earlier.id
+        return is_same_start or (bool(self.job) and self.job == earlier.job)
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a generation record."""
         return {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
+TAKE_OVER = "RESILIENT_TAKE_OVER"
 SIGNING_KEY = "RESILIENT_SIGNING_KEY"
 SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
 STRICT_RESUME = "RESILIENT_STRICT_RESUME"
@@ -60,6 +61,7 @@ class Launch:
         until_step: the step after which this launch ends (``--until-step``); 0 for the last one.
         start: Identity of the start that this worker belongs to; empty without an agent of ours.
         restarts: Restarts of the group so far, as torchrun counts them.
+        takes_over: Whether a live writer of the repository is fenced off on purpose.
     """
 
     world: World
@@ -83,6 +85,7 @@ class Launch:
     until_step: int = 0
     start: StartIdentity = field(default_factory=StartIdentity)
     restarts: int = 0
+    takes_over: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -128,6 +131,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         until_step=read_integer(environ, "RESILIENT_UNTIL_STEP", 0, least=0),
         start=inherited_start(environ),
         restarts=read_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, least=0),
+        takes_over=read_flag(environ, TAKE_OVER),
     )
 
 

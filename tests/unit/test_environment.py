@@ -12,7 +12,12 @@ from resilient.environment import read_choice, read_flag, read_integer, read_sec
 from resilient.errors import ConfigError
 from resilient.world.launch import read_launch
 
-FLAGS = ("RESILIENT_REQUIRE_SIGNATURE", "RESILIENT_SINGLE_WRITER", "TORCHELASTIC_USE_AGENT_STORE")
+FLAGS = (
+    "RESILIENT_REQUIRE_SIGNATURE",
+    "RESILIENT_SINGLE_WRITER",
+    "RESILIENT_TAKE_OVER",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 TRUE = ("1", "true", "True", "YES", "on", " 1", "yes\n", "\tOn ")
 FALSE = ("0", "false", "No", "OFF", " 0 ", "", "  ")
 UNKNOWN = ("2", "-1", "y", "truee", "1 1", "enabled", "None", "null")
@@ -22,7 +27,7 @@ SOURCES = Path(resilient.__file__).parents[1]
 @pytest.mark.parametrize("name", FLAGS)
 def test_launch_flag_every_word_is_read_or_refused(name):
     fields = dict(
-        zip(FLAGS, ("require_signature", "single_writer", "hosted"), strict=True),
+        zip(FLAGS, ("require_signature", "single_writer", "takes_over", "hosted"), strict=True),
     )
     for word in TRUE:
         assert getattr(read_launch({name: word}), fields[name]) is True, word

@@ -20,6 +20,7 @@ from resilient.vault.registry.signing import read_signing
 from resilient.world.launch import (
     STORAGE_OPTIONS,
     STRICT_RESUME,
+    TAKE_OVER,
     parse_storage_options,
 )
 from resilient_cli import early
@@ -62,6 +63,14 @@ Grace = Annotated[
 ]
 SingleWriter = Annotated[
     bool, _option("Promise: no two jobs write to the repository at once.", "--single-writer")
+]
+TakeOver = Annotated[
+    bool,
+    _option(
+        "Fence off a process that is alive and writes to the repository: it ends with 80.",
+        "--take-over",
+        envvar=TAKE_OVER,
+    ),
 ]
 RequireSignature = Annotated[
     bool,
@@ -213,6 +222,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     max_host_failures: MaxHostFailures = 3,
     grace: Grace = 25.0,
     single_writer: SingleWriter = False,
+    take_over: TakeOver = False,
     require_signature: RequireSignature = False,
     strict_resume: StrictResume = False,
     host_bytes_max: HostBytesMax = "auto",
@@ -255,6 +265,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.agent.verdict.history import Limits
 
     _require_target(script, is_module=module, is_program=no_python)
+    if take_over:
+        os.environ[TAKE_OVER] = "1"  # Workers inherit it.
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
     signing = read_signing(os.environ, require_signature=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")

@@ -209,10 +209,14 @@ EXPLANATIONS = {
         (_LS, "resilient stop RUN, of one of the two jobs"),
     ),
     "RES-WRITER-ALIVE": Explanation(
-        "`resilient ckpt unlock --yes` was to shut out whatever writes to the repository, and a "
-        "process that may do so lives: the message says which, and how that is known.",
+        "A start by hand, or `resilient ckpt unlock --yes`, would have ended the run of a process "
+        "that is alive and writes to the repository. The message names the process.",
         "Nothing was changed; the run goes on.",
-        ("resilient stop RUN", "resilient ckpt unlock REPO --yes --force loses its unsaved steps"),
+        (
+            "resilient stop RUN",
+            "resilient train --take-over SCRIPT, which loses its unsaved steps",
+            "resilient ckpt unlock REPO --yes --force, which loses them as well",
+        ),
     ),
     "RES-PEER": Explanation(
         "Another rank could not do its part. The message names the rank that failed first.",

@@ -75,6 +75,8 @@ ENVIRONMENT = (
             ("RESILIENT_STORAGE_OPTIONS", "--storage-options: JSON with endpoint and credentials"),
             ("RESILIENT_REQUIRE_SIGNATURE", "--require-signature"),
             ("RESILIENT_STRICT_RESUME", "--strict-resume"),
+            ("RESILIENT_TAKE_OVER", "--take-over"),
+            ("RESILIENT_JOB", "name of the job: its starts take over from each other"),
             ("RESILIENT_SIGNING_KEY, RESILIENT_SIGNING_KEY_FILE", "the key that signs and proves"),
             ("RESILIENT_SHARED_FOLDER", "the folder in memory for staged checkpoints: /dev/shm"),
             ("NO_COLOR, FORCE_COLOR", "no colours; colours even without a terminal"),

@@ -31,6 +31,7 @@ from resilient.format.names import (
     parse_committed,
     parse_generation,
 )
+from resilient.processes import ProcessIdentity
 from resilient.showing import quoted
 from resilient.vault.access.fetch import fetch
 from resilient.world.identity import StartIdentity
@@ -62,6 +63,7 @@ class Generation:
         skipped: how many numbers right before this one no life was ever to have, because
             folders bore them already; without that every number has a record.
         start: Identity of the start that claimed the number; None in records of older releases.
+        process: The agent, or the training process without one; None for a tool.
     """
 
     number: int
@@ -73,6 +75,7 @@ class Generation:
     token: str
     skipped: int = 0
     start: StartIdentity | None = None
+    process: ProcessIdentity | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record's fields."""
@@ -89,7 +92,8 @@ class Generation:
         }
         skipped = {"skipped": self.skipped} if self.skipped else {}
         start = {"start": self.start.to_json()} if self.start else {}
-        return {**fields, **skipped, **start}
+        process = {"process": self.process.to_json()} if self.process else {}
+        return {**fields, **skipped, **start, **process}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Generation:
@@ -113,6 +117,7 @@ class Generation:
             fields["token"],
             fields.get("skipped", 0),
             StartIdentity.from_json(fields["start"]) if "start" in fields else None,
+            ProcessIdentity.from_json(fields["process"]) if "process" in fields else None,
         )
 
 
@@ -125,6 +130,7 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
     above: int = 0,
     single_writer: bool = False,
     start: StartIdentity | None = None,
+    process: ProcessIdentity | None = None,
 ) -> Generation:
     """Begin a life: create the record of the next free number, exclusively.
 
@@ -140,6 +146,7 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
         single_writer: the user promises that no other job writes here, which allows a store
             without exclusive create (docs/guarantees.md).
         start: Identity of the start that claims the number.
+        process: The process that claims it; None for a tool.
 
     Raises:
         ConfigError: the cause is no short text.
@@ -168,6 +175,7 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
             # Whatever lies between `number` and a later candidate a rival has just claimed.
             number - newest - 1 if candidate == number else 0,
             start,
+            process,
         )
         _check_writable(record)
         try:

@@ -1,0 +1,112 @@
+"""Identity and liveness of processes on this host."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from resilient.clock import boot_name
+
+_START_FIELD = 19
+"""Field of /proc/PID/stat after the name, from 0: start time in clock ticks since the boot."""
+
+_TEXT_LENGTH_MAX = 300
+_NUMBER_END = 1 << 63
+_FIELDS = {"host": str, "pid": int, "boot": str, "start_ticks": int}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process, told from every other that bears its number later.
+
+    Attributes:
+        host: name of its machine.
+        pid: its number there.
+        boot: name of the machine's boot; empty where the system does not tell.
+        start_ticks: start time in clock ticks since that boot.
+    """
+
+    host: str
+    pid: int
+    boot: str
+    start_ticks: int
+
+    @property
+    def is_running_here(self) -> bool:
+        """Whether this process is proven to run on this host; False proves nothing elsewhere."""
+        return bool(self.boot) and identify(self.pid) == self
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a generation record."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: Any) -> ProcessIdentity:
+        """Return the identity that ``to_json`` described.
+
+        Raises:
+            ValueError: A field is missing, of another type or out of bounds.
+        """
+        if not isinstance(fields, dict):
+            raise ValueError("`process` is no object")  # noqa: TRY004 - as all readers of records
+        if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
+            raise ValueError("`process` lacks a field, or one is of another type")
+        found = ProcessIdentity(**{name: fields[name] for name in _FIELDS})
+        if any(len(one) > _TEXT_LENGTH_MAX for one in (found.host, found.boot)):
+            raise ValueError("`process` holds no short text")
+        if any(not 0 <= one < _NUMBER_END for one in (found.pid, found.start_ticks)):
+            raise ValueError("`process` holds a number out of bounds")
+        return found
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of a running process of this host, None without one or without /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, *fields = text.rpartition(")")[2].split()
+        start_ticks = int(fields[_START_FIELD - 1])
+    except (OSError, ValueError, IndexError):
+        return None
+    if state in "ZX":
+        return None
+    return ProcessIdentity(socket.gethostname(), pid, boot_name(), start_ticks)
+
+
+def identify_self() -> ProcessIdentity | None:
+    """Return the identity of this process."""
+    return identify(os.getpid())
+
+
+def release_claim(token: str) -> None:
+    """Tell this host that a living process writes no more under its claim.
+
+    The note lies in the folder for temporary files until the process ends. A host that cannot
+    keep the note takes the process for a writer as long as it lives.
+
+    Args:
+        token: Token of the generation that the process claimed.
+    """
+    note = _note_of(token)
+    with suppress(OSError):
+        note.touch()
+        atexit.register(_remove, note)
+
+
+def is_released(token: str) -> bool:
+    """Say whether the process that made a claim has told this host that it writes no more."""
+    return token.isalnum() and _note_of(token).exists()
+
+
+def _note_of(token: str) -> Path:
+    return Path(tempfile.gettempdir(), f"resilient-released-{token}")
+
+
+def _remove(note: Path) -> None:
+    with suppress(OSError):
+        note.unlink()

@@ -1,0 +1,172 @@
+"""A start by hand never ends the run of a process that is proven alive."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from resilient import Checkpointer
+from resilient.clock import SystemClock
+from resilient.errors import IntegrityError, WriterAlive
+from resilient.format.document import seal
+from resilient.format.names import generation_key
+from resilient.processes import identify
+from resilient.storage.open import open_store
+from resilient.vault.registry.generations import claim, read_generation
+from resilient.vault.registry.live_writer import WriterFacts, may_start
+from resilient.world.identity import StartIdentity
+from resilient.world.launch import read_launch
+
+WRITER = """
+import torch
+from resilient import Checkpointer
+checkpointer = Checkpointer({folder!r}, model=torch.nn.Linear(2, 2))
+checkpointer.resume()
+print("begun", flush=True)
+input()
+checkpointer.close()
+print("closed", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def other():
+    """Return a process that runs, as long as the test does."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def written(tmp_path, other):
+    """Return a repository whose newest generation that process claimed."""
+    store = open_store(str(tmp_path / "repo"))
+    start = StartIdentity("abc", "slurm//7")
+    claim(store, None, cause="start", clock=SystemClock(), start=start, process=identify(other.pid))
+    return tmp_path / "repo"
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Return a function that begins a run in a fresh gang under an environment."""
+
+    def begin_run(folder, **environ):
+        with monkeypatch.context() as patched:
+            patched.setattr("resilient.world.gang._joined", [])
+            for name, value in environ.items():
+                patched.setenv(name, value)
+            checkpointer = Checkpointer(folder, model=torch.nn.Linear(2, 2))
+            checkpointer.resume()
+            return checkpointer
+
+    return begin_run
+
+
+def test_may_start_refuses_only_a_live_stranger():
+    refused = [
+        facts
+        for values in itertools.product((False, True), repeat=4)
+        if not may_start(facts := WriterFacts(*values))
+    ]
+    assert refused == [WriterFacts(is_alive=True)]
+
+
+def test_start_beside_a_live_writer_is_refused(written, other, begin):
+    before = {one for one in written.rglob("*") if "events" not in one.parts}
+    with pytest.raises(WriterAlive, match=f"process {other.pid} on") as told:
+        begin(written)
+    assert "--take-over" in told.value.hint
+    assert told.value.exit_code == 80
+    assert {one for one in written.rglob("*") if "events" not in one.parts} == before
+
+
+def test_start_after_the_writer_was_killed_begins(written, other, begin):
+    other.kill()  # Not waited for: a zombie is dead.
+    while identify(other.pid) is not None:
+        pass
+    assert begin(written).generation == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RESILIENT_TAKE_OVER", "yes"),
+        ("SLURM_JOB_ID", "7"),
+        ("RESILIENT_JOB", "slurm//7"),
+        ("RESILIENT_CAUSE", "failure"),
+        ("TORCHELASTIC_RESTART_COUNT", "1"),
+    ],
+)
+def test_start_by_right_beside_a_live_writer_begins(name, value, written, begin):
+    with pytest.raises(WriterAlive):
+        begin(written, SLURM_JOB_ID="8")
+    assert begin(written, **{name: value}).generation == 2
+
+
+def test_start_twice_in_one_process_begins(tmp_path, begin):
+    assert begin(tmp_path).generation == 1
+    assert begin(tmp_path).generation == 2
+    record = read_generation(open_store(str(tmp_path)), 2)
+    assert record.process is not None
+    assert record.process.is_running_here
+
+
+def test_start_after_the_writer_closed_begins(tmp_path, begin):
+    script = WRITER.format(folder=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "begun\n"
+        with pytest.raises(WriterAlive, match=f"process {writer.pid} on"):
+            begin(tmp_path)
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "closed\n"
+        assert begin(tmp_path).generation == 2
+        assert writer.poll() is None
+
+
+def test_liveness_other_start_time_under_the_same_number_is_dead(other):
+    mine = identify(other.pid)
+    assert mine is not None
+    assert mine.is_running_here
+    assert not replace(mine, start_ticks=mine.start_ticks - 1).is_running_here
+    assert not replace(mine, host="elsewhere").is_running_here
+    assert not replace(mine, boot="").is_running_here
+
+
+def test_launch_reads_the_wish_to_take_over():
+    assert read_launch({"RESILIENT_TAKE_OVER": "on"}).takes_over
+    assert not read_launch({}).takes_over
+
+
+def test_start_after_a_record_of_an_older_release_begins(tmp_path, begin):
+    claim(open_store(str(tmp_path)), None, cause="start", clock=SystemClock())
+    assert begin(tmp_path).generation == 2
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        7,
+        {},
+        {"host": "a", "pid": True, "boot": "b", "start_ticks": 1},
+        {"host": "a" * 301, "pid": 1, "boot": "b", "start_ticks": 1},
+        {"host": "a", "pid": -1, "boot": "b", "start_ticks": 1},
+    ],
+)
+def test_record_with_a_malformed_process_is_damaged(process, tmp_path):
+    store = open_store(str(tmp_path))
+    record = claim(store, None, cause="start", clock=SystemClock()).to_json()
+    store.put(generation_key(1), seal({**record, "process": process}))
+    with pytest.raises(IntegrityError, match="process"):
+        read_generation(store, 1)
