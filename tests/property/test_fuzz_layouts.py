@@ -81,6 +81,7 @@ def trainer(folder):
         "epoch": 0.5,
         "best_global_step": 7,
         "log_history": [{"step": 7}],
+        "stateful_callbacks": {"TrainerControl": {"args": {}, "attributes": {}}},
     }
     state["best_model_checkpoint"] = "run/checkpoint-7"
     (folder / "trainer_state.json").write_text(json.dumps(state))
