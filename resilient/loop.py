@@ -278,7 +278,10 @@ class Checkpointer:
         spine.load_part(checkpoint, name, self._things.parts[name])
 
     def emit(self, event: events.Event) -> None:
-        """Report an event where this checkpointer reports its own; nothing before ``resume``."""
+        """Report an event where this checkpointer reports its own; nothing before ``resume``.
+
+        Crash: nothing in the repository changes.
+        """
         if self._told is not None:
             self._told(event)
 

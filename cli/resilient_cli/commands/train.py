@@ -265,8 +265,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.agent.verdict.history import Limits
 
     _require_target(script, is_module=module, is_program=no_python)
-    if take_over:
-        os.environ[TAKE_OVER] = "1"  # Workers inherit it.
+    os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
     # Before anything starts: a key that is missing or too short is told here, and not by workers.
     signing = read_signing(os.environ, require_signature=require_signature)
     reach = parse_storage_options(storage_options, "the storage options")
@@ -303,8 +302,8 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     )
     if dry_run:
         early.stop_listening()
-        notices = names_of_sources(notice)
-        show(_answer(build.resolve(options), options, notices), ctx.find_root().obj)
+        answer = _answer(build.resolve(options), options, names_of_sources(notice))
+        show(answer, ctx.find_root().obj)
         return
     code = build.supervise(options, early.heard)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)

@@ -23,7 +23,10 @@ _BLOCK_BYTES = 8 << 20
 
 
 def reading_signed(store: Store, signing: Signing) -> Store:
-    """Return the store itself, or one that refuses what is not signed if that is required."""
+    """Return the store itself, or one that refuses what is not signed if that is required.
+
+    Crash: reads only.
+    """
     return SignedStore(store, signing) if signing.is_required else store
 
 

@@ -101,7 +101,7 @@ def test_the_samples_of_a_batch_are_found_in_what_it_is_made_of():
     ("options", "said"),
     [
         ({"metric_for_best_model": "loss"}, "`metric_for_best_model` is `eval_loss`"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "what the schedule follows"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "`metric_for_best_model` is `eval_loss`"),
     ],
 )
 def test_a_metric_that_no_dataset_of_a_dict_gives_is_refused_at_the_start(
