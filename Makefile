@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage audited slurm matrix mutants preemptions configurations bench all
+.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -98,6 +98,10 @@ fuzz: $(STAMP)
 # What is seen of damage in each layout, and what its own tool does: writes docs/damage-matrix.md.
 damage: $(STAMP)
 	$(BIN)/python -m tests.damage
+
+# Each damage of each layout through four doors that must agree: writes build/damage-campaign.md. Half an hour.
+campaign: $(STAMP)
+	nice $(BIN)/python -m tests.damage.campaign
 
 # A rendered Job with its pods in namespaces: preempted again and again, drained, killed, resized: half an hour.
 # make box PREEMPTIONS=20 SEED=2

@@ -78,7 +78,7 @@ def say(path: Path) -> Said:
     return Said(verdict.answer, verdict.why, told)
 
 
-def _said(sample: Sample, path: Path) -> Said:
+def said_of(sample: Sample, path: Path) -> Said:
     return Said(*own.verify(path)) if sample.is_ours else say(path)
 
 
@@ -97,7 +97,7 @@ class Bench:
             with quiet():
                 path = one.make(folder)
             self.made[one.name] = (folder, path)
-            self.whole[one.name] = _said(one, path)
+            self.whole[one.name] = said_of(one, path)
         self._copy = root / "copy"
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Bench:
                 path = kind.spoil(scene) or scene.path
         except Inapplicable:
             return None
-        said, before = _said(sample, path), self.whole[sample.name]
+        said, before = said_of(sample, path), self.whole[sample.name]
         known = {one[:2] for one in before.problems}
         new = [one for one in said.problems if one[:2] not in known]
         answer = said.answer if new or said.answer != before.answer else UNSEEN

@@ -1,0 +1,169 @@
+"""The damage campaign: each layout, each damage, through four doors that must agree.
+
+The doors are our Trainer, ``resilient train --resume``, ``ckpt inspect|verify`` and ``ckpt
+repair``. ``make campaign`` runs all of it and writes ``build/damage-campaign.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parents[1])]
+
+from contradictions import kinds_of  # noqa: E402 - the folder is on the path only now
+from doors import KINDS, REFUSES, Answer, by_launcher, by_trainer, disagreements  # noqa: E402
+from import_kinds import KINDS_OF_IMPORTS  # noqa: E402
+from kinds import Inapplicable  # noqa: E402
+from matrix import Bench, said_of  # noqa: E402
+from page import BEYOND  # noqa: E402
+from repairs import quiet, repaired  # noqa: E402
+from sharded import ALL  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kinds import Kind
+    from samples import Loaded, Sample
+
+TABLE = HERE.parents[1] / "build" / "damage-campaign.md"
+LAUNCH_EVERY = 8
+"""One case of so many is launched as a process; the doors differ in what starts the Trainer."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One damage of one layout, and what each door answered.
+
+    Attributes:
+        sample: the layout.
+        kind: the damage.
+        verdict: of ``ckpt verify``.
+        answers: of the Trainer and, where it ran, of ``resilient train``.
+        repair: what ``ckpt repair`` did.
+        faults: where the doors disagree.
+    """
+
+    sample: str
+    kind: str
+    verdict: str
+    answers: tuple[Answer, ...]
+    repair: str
+    faults: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.sample}, {self.kind}"
+
+
+class Campaign:
+    """Runs cases on copies of undamaged checkpoints, made once."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.bench = Bench(list(samples))
+        self._whole: dict[str, Loaded | None] = {}
+
+    def close(self) -> None:
+        self.bench.close()
+
+    def whole(self, sample: Sample) -> Loaded | None:
+        """Return what our Trainer has of the undamaged checkpoint, None where it takes none."""
+        if sample.name not in self._whole:
+            answer = by_trainer(sample, self.bench.copy_whole(sample))
+            assert answer.word != REFUSES or sample.name not in KINDS, answer.why
+            self._whole[sample.name] = answer.found
+        return self._whole[sample.name]
+
+    def case(self, sample: Sample, kind: Kind, *, is_launched: bool) -> Case | None:
+        """Damage a copy and ask every door; None where the layout cannot suffer the damage."""
+        scene = self.bench.copy(sample)
+        try:
+            with quiet():
+                path = kind.spoil(scene) or scene.path
+        except Inapplicable:
+            return None
+        verdict = said_of(sample, path).answer
+        answers = [by_trainer(sample, path)]
+        if is_launched and not sample.is_ours:
+            answers.append(by_launcher(sample, path))
+        whole = self.whole(sample)
+        faults = disagreements(verdict, answers, whole, is_ours=sample.is_ours)
+        original = self.bench.made[sample.name][1]
+        repair, how = repaired(sample, path, original, self.bench.load_whole(sample))
+        if (sample.name, kind.name) in BEYOND:
+            faults = [one for one in faults if "other numbers" not in one]
+        if "WRONG" in repair:
+            faults.append(f"repair {repair}: {how}")
+        return Case(sample.name, kind.name, verdict, tuple(answers), repair, tuple(faults))
+
+
+def cases(
+    campaign: Campaign,
+    samples: Sequence[Sample],
+    every: int = 1,
+    at: int = 0,
+    *,
+    is_launched: bool = True,
+) -> Iterator[Case]:
+    """Yield one case of ``every``, beginning with number ``at``."""
+    number = 0
+    for sample in samples:
+        for kind in (*kinds_of(sample), *KINDS_OF_IMPORTS):
+            number += 1
+            if number % every != at % every:
+                continue
+            case = campaign.case(
+                sample, kind, is_launched=is_launched and number % LAUNCH_EVERY == 0
+            )
+            if case is not None:
+                yield case
+
+
+def rendered(found: Sequence[Case]) -> str:
+    """Return the table of all cases."""
+    answers = sum(len(one.answers) + 2 for one in found)
+    bad = sum(bool(one.faults) for one in found)
+    counted = f"{len(found)} cases; {answers} answers of four doors; {bad} disagreements."
+    lines = [
+        "# The damage campaign",
+        "",
+        counted,
+        "",
+        "| layout | damage | verify | Trainer | `resilient train` | repair | disagreement |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        said = [f"{each.word} ({each.code})" for each in one.answers]
+        said += [""] * (2 - len(said))
+        why = "; ".join(one.faults).replace("|", "/").replace("\n", " ")[:300]
+        lines.append(
+            f"| {one.sample} | {one.kind} | {one.verdict} | {' | '.join(said)} | {one.repair} "
+            f"| {why} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(every: str = "1", at: str = "0", only: str = "") -> int:
+    began = time.monotonic()
+    samples = [one for one in ALL if not only or one.name == only]
+    campaign = Campaign(samples)
+    found = []
+    for one in cases(campaign, samples, int(every), int(at)):
+        found.append(one)
+        for fault in one.faults:
+            sys.stderr.write(f"{one.name}: {fault}\n")
+    campaign.close()
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(rendered(found))
+    bad = sum(bool(one.faults) for one in found)
+    took = time.monotonic() - began
+    sys.stderr.write(f"{len(found)} cases, {bad} disagreements, {took:.0f} s: {TABLE}\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

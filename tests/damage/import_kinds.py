@@ -1,0 +1,201 @@
+"""Damages of a Trainer's checkpoint that an import once took for whole, or refused though whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from kinds import Inapplicable, Kind, Scene, optimizer_in, rewritten
+from samples import CONFIG, OPTIMIZER, RANDOM, SCHEDULE, STATE, WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n"
+_BATCH_SIZE = "train_batch_size"
+
+
+def of_trainer(change: Callable[[Scene], Path | None]) -> Callable[[Scene], Path | None]:
+    """Do a damage to the Trainer's own layout alone."""
+
+    def spoil(scene: Scene) -> Path | None:
+        if scene.sample.name != "Trainer":
+            raise Inapplicable
+        return change(scene)
+
+    return spoil
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Scene], Path | None]:
+    """Save the weights anew, changed."""
+
+    def spoil(scene: Scene) -> None:
+        path = scene.file(WEIGHTS)
+        found = safetensors.torch.load_file(path)
+        change(found)
+        safetensors.torch.save_file(found, path, {"format": "pt"})
+
+    return of_trainer(spoil)
+
+
+def state(change: Callable[[dict[str, Any]], None]) -> Callable[[Scene], Path | None]:
+    """Write the Trainer's state anew, changed."""
+
+    def spoil(scene: Scene) -> None:
+        path = scene.file(STATE)
+        value = json.loads(path.read_text())
+        change(value)
+        path.write_text(json.dumps(value, indent=2, sort_keys=True))
+
+    return of_trainer(spoil)
+
+
+def huge_weight(found: dict[str, torch.Tensor]) -> None:
+    next(iter(found.values())).view(-1)[0] = 1e36
+
+
+def other_shape(found: dict[str, torch.Tensor]) -> None:
+    name = next(one for one in found if one.endswith("ln_1.weight"))
+    found[name] = torch.ones(found[name].numel() + 1)
+
+
+def other_dtype(found: dict[str, torch.Tensor]) -> None:
+    for name, one in found.items():
+        found[name] = one.to(torch.bfloat16)
+
+
+def updates(count: int) -> Callable[[Any], None]:
+    """Give every parameter another count of updates."""
+
+    def change(value: Any) -> None:
+        for one in optimizer_in(value)["state"].values():
+            one["step"] = one["step"] * 0 + count
+
+    return change
+
+
+def leftover_random(scene: Scene) -> None:
+    path = scene.file(RANDOM)
+    shutil.copy(path, path.with_name("rng_state_2.pth"))
+
+
+def weights_alone(scene: Scene) -> None:
+    for role in (OPTIMIZER, SCHEDULE, RANDOM, STATE):
+        scene.file(role).unlink()
+
+
+def without_config(scene: Scene) -> None:
+    scene.file(CONFIG).unlink()
+
+
+def legacy_weights(scene: Scene) -> None:
+    path = scene.file(WEIGHTS)
+    torch.save(safetensors.torch.load_file(path), path.with_name("pytorch_model.bin"))
+    path.unlink()
+
+
+def stopped_by_signal(value: dict[str, Any]) -> None:
+    control = value["stateful_callbacks"]["TrainerControl"]["args"]
+    control["should_training_stop"] = True
+
+
+def of_older_version(value: dict[str, Any]) -> None:
+    for name in (_BATCH_SIZE, "stateful_callbacks", "best_global_step", "eval_steps"):
+        value.pop(name, None)
+
+
+def pointers(scene: Scene) -> None:
+    for role in (WEIGHTS, OPTIMIZER, STATE):
+        path = scene.file(role)
+        path.write_bytes(POINTER % (b"0" * 64, path.stat().st_size))
+
+
+def unknown_dtype(scene: Scene) -> None:
+    path = scene.file(WEIGHTS)
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    head = data[8 : 8 + length].replace(b'"F32"', b'"???"', 1)
+    path.write_bytes(data[:8] + head + data[8 + length :])
+
+
+def staging(scene: Scene) -> Path:
+    return scene.path.rename(scene.path.with_name(f"tmp-{scene.path.name}"))
+
+
+def older_cuda_state(value: Any) -> None:
+    value["cuda"] = torch.zeros(816, dtype=torch.uint8)
+
+
+def index_to(name: str) -> Callable[[Scene], Path | None]:
+    """Name a file in an index that is not one of the folder."""
+
+    def spoil(scene: Scene) -> None:
+        path = scene.file(WEIGHTS)
+        outside = scene.folder.parent / "outside.safetensors"
+        path.rename(outside)
+        named = name.replace("{outside}", str(outside))
+        mapped = dict.fromkeys(safetensors.torch.load_file(outside), named)
+        document = {"metadata": {"total_size": 1}, "weight_map": mapped}
+        path.with_name("model.safetensors.index.json").write_text(json.dumps(document))
+
+    return of_trainer(spoil)
+
+
+def replaced(role: str, make: Callable[[Path], None]) -> Callable[[Scene], Path | None]:
+    """Put what is no regular file in the place of one."""
+
+    def spoil(scene: Scene) -> None:
+        path = scene.file(role)
+        path.unlink()
+        make(path)
+
+    return of_trainer(spoil)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def stale(role: str) -> Callable[[Scene], Path | None]:
+    """Leave the file of an older step of the run under this step's name."""
+
+    def spoil(scene: Scene) -> Path:
+        newer = scene.path.with_name("checkpoint-12")
+        path = newer / scene.sample.files[role]
+        shutil.copy(scene.file(role), path)
+        return newer
+
+    return of_trainer(spoil)
+
+
+KINDS_OF_IMPORTS = [
+    Kind("weights: one of 1e36", weights(huge_weight)),
+    Kind("weights: a shape that the configuration contradicts", weights(other_shape)),
+    Kind("weights: of another dtype", weights(other_dtype)),
+    Kind("weights: in a legacy file", of_trainer(legacy_weights)),
+    Kind("weights: alone in the folder", of_trainer(weights_alone)),
+    Kind("weights: a dtype that safetensors refuses", of_trainer(unknown_dtype)),
+    Kind("weights: an index that leads up", index_to("../outside.safetensors")),
+    Kind("weights: an index of an absolute path", index_to("{outside}")),
+    Kind("weights: a pipe", replaced(WEIGHTS, os.mkfifo)),
+    Kind("weights: a link to a device", replaced(WEIGHTS, endless)),
+    Kind("optimizer: a pipe", replaced(OPTIMIZER, os.mkfifo)),
+    Kind("optimizer: fewer updates than steps", of_trainer(rewritten(OPTIMIZER, updates(5)))),
+    Kind("optimizer: more updates than steps", of_trainer(rewritten(OPTIMIZER, updates(11)))),
+    Kind("optimizer: of the step before", stale(OPTIMIZER)),
+    Kind("schedule: of the step before", stale(SCHEDULE)),
+    Kind("weights: of the step before", stale(WEIGHTS)),
+    Kind("random state: a leftover of a third rank", of_trainer(leftover_random)),
+    Kind("random state: of CUDA before torch 2.1", of_trainer(rewritten(RANDOM, older_cuda_state))),
+    Kind("state: stopped by a signal", state(stopped_by_signal)),
+    Kind("state: of an older version", state(of_older_version)),
+    Kind("configuration: missing", of_trainer(without_config)),
+    Kind("all: pointers of Git LFS", of_trainer(pointers)),
+    Kind("all: in a staging folder", of_trainer(staging)),
+]
