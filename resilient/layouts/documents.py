@@ -128,11 +128,12 @@ def read_header(
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
     size_bytes = listing.sizes[name]
-    head = folder.read(name, 0, 8)
-    if len(head) != 8:  # noqa: PLR2004 - the length field
+    head = folder.read(name, 0, len(_POINTER))
+    if len(head) < 8:  # noqa: PLR2004 - the length field
         raise Unreadable(f"it has {size_bytes} bytes")
-    require_no_pointer(folder, name)
-    (length,) = struct.unpack("<Q", head)
+    if head == _POINTER:
+        raise Unreadable(POINTER)
+    (length,) = struct.unpack_from("<Q", head)
     if length > min(HEADER_BYTES_MAX, size_bytes - 8):
         raise Unreadable(f"its header claims {length} bytes, and the file has {size_bytes}")
     entries = _parsed(folder.read(name, 8, length), "its header")

@@ -17,7 +17,8 @@ from tests.services.sparse import BUCKET, SparseServer
 SHARDS, EACH, COLUMNS = 20, 25, 4096
 TENSOR_BYTES = 256_000 * COLUMNS * 2
 READ_BYTES_MAX = 2_000_000
-CPU_SECONDS_MAX = 2.0
+CPU_SECONDS_MAX = 6.0
+"""Imports take about 1.5 s; a read of the data of a terabyte would take minutes."""
 
 
 def write_sparse(folder: Path, tensor_bytes: int = TENSOR_BYTES) -> int:

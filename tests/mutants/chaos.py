@@ -11,7 +11,7 @@ FOLDER = "resilient/testing/chaos"
 CLOCK = "tests/unit/testing/test_chaos_clock.py"
 BREAKS = f"{PROMISES} -k each_promise"
 
-HOSTS = "tests/unit/testing/test_chaos_hosts.py"
+HOSTS = "tests/unit/testing/test_chaos_on_hosts.py"
 NAMESPACES = "tests/process/test_namespaces.py"
 ORDERS = "tests/unit/testing/test_chaos_orders.py"
 ENDED = "tests/process/test_chaos_ended.py"

@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "a look at a checkpoint reads more than the heads of its files",
         "resilient/layouts/documents.py",
-        "head = folder.read(name, 0, 8)\n",
-        "head = folder.read(name, 0, 1 << 20)[:8]\n",
+        "head = folder.read(name, 0, len(_POINTER))\n",
+        "head = folder.read(name, 0, 1 << 20)[: len(_POINTER)]\n",
         "tests/cli/test_huge.py",
     ),
     Mutant(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-POLICY = "tests/unit/vault/test_resume_policy.py tests/property/test_resume_policy.py"
+POLICY = "tests/unit/vault/test_resume_policy.py tests/property/test_resume_situations.py"
 DECIDE = "tests/unit/agent/test_decide.py"
-JUDGING = "tests/unit/agent/test_judging.py"
+JUDGING = "tests/unit/agent/test_stop_judging.py"
 PROGRESS = "tests/unit/agent/test_progress.py"
 CODES = "tests/process/test_agent_codes.py"
 SIGNALS = "tests/process/test_agent_signals.py"

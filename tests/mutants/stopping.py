@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 DECIDE = "tests/unit/agent/test_decide.py"
 HISTORY = "tests/unit/agent/test_history.py"
-JUDGING = "tests/unit/agent/test_judging.py"
+JUDGING = "tests/unit/agent/test_stop_judging.py"
 STOPS = "tests/unit/agent/test_stops.py"
 EARLY = "tests/cli/test_early.py"
 KILLED = "tests/process/test_killed_while_stopping.py"

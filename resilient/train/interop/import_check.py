@@ -58,17 +58,17 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
     found = TransformersCheckpoint(folder)
     verified = verify_folder(found.source.folder)
     verdict, contents = verified.verdict, verified.contents
-    path = quoted(str(folder))
+    verify = f"resilient ckpt verify {quoted(str(folder))}"
     if verdict.answer == "no":
         raise IntegrityError(
             f"cannot import `{folder}`: it is {verdict.line()}. Nothing was committed",
             key=str(folder),
-            hint=f"resilient ckpt verify {path}",
+            hint=verify,
         )
     if contents.not_imported:
         raise IncompatibleCheckpoint(
             f"cannot import `{folder}`: {'; '.join(contents.not_imported)}. Nothing was committed",
-            hint=verdict.command or f"resilient ckpt inspect {path}",
+            hint=verdict.command or f"resilient ckpt inspect {quoted(str(folder))}",
         )
     found.world = contents.world
     lost = (*verdict.lost, *found.losses)
@@ -76,7 +76,7 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
         raise IncompatibleCheckpoint(
             f"cannot import `{folder}`: it is resumable with loss of {'; '.join(lost)}, and "
             "strict_resume refuses a loss. Nothing was committed",
-            hint=f"resilient ckpt verify {path}",
+            hint=verify,
         )
     return ImportSource(found, lost)
 

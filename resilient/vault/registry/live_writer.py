@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from resilient.errors import IntegrityError, KeyNotFound, WriterAlive
 from resilient.processes import is_released
 from resilient.vault.registry.generations import list_numbers, read_generation
-from resilient.world.launch import TAKE_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -104,6 +103,6 @@ def refuse_live_writer(store: Store, starts: Collection[StartIdentity], claimant
     raise WriterAlive(
         f"will not start: process {newest.process.pid} on {newest.host} has written to "
         f"{store.url} since {newest.claimed_at}, and is alive; nothing was changed",
-        hint=f"resilient train --take-over SCRIPT, or {TAKE_OVER}=1: the other then ends with "
-        "exit code 80 at its next save",
+        hint="resilient train --take-over SCRIPT, or RESILIENT_TAKE_OVER=1: the other then ends "
+        "with exit code 80 at its next save",
     )
