@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 import tokenize
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,6 +33,7 @@ OTHERS = sorted(
     for path in one.rglob("*.py")
 )
 OURS = [*LIBRARY, *COMMAND_LINE]
+OURS_SET = frozenset(OURS)
 EVERYTHING = [*OURS, *TESTS, *OTHERS]
 
 FUNCTION_LINES_MAX = 50
@@ -79,17 +82,45 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def trees(paths):
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+@cache
+def text_of(path):
+    return path.read_text(encoding="utf-8")
 
 
-def functions(tree):
+class Facts(NamedTuple):
+    """The findings of all rules in one file. A file is parsed once, and no tree is kept."""
+
+    long: list[str]
+    wide: list[str]
+    silent: list[str]
+    prints: list[str]
+    broad: list[str]
+    imports: frozenset[str]
+
+
+@cache
+def facts(path):
+    tree, place = ast.parse(text_of(path)), short(path)
+    nodes = list(ast.walk(tree))
+    name = module_of(path) if path in OURS_SET else ""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return Facts(
+        long_functions(nodes, place),
+        wide_protocols(nodes, place),
+        silent_functions(tree, place) if place.startswith(SPINE) else [],
+        prints(nodes, place),
+        broad_handlers(nodes, place),
+        frozenset(imported_by(nodes, package) - {name}),
+    )
+
+
+def functions(nodes):
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node for node in nodes if isinstance(node, kinds)]
 
 
-def classes(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def classes(nodes):
+    return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
 def lines_without_docstring(node):
@@ -99,34 +130,38 @@ def lines_without_docstring(node):
 
 
 def length(path):
-    return len(path.read_text(encoding="utf-8").splitlines())
+    return len(text_of(path).splitlines())
+
+
+def long_functions(nodes, place):
+    return [
+        f"{place}:{node.lineno} {node.name} has {lines_without_docstring(node)} lines"
+        for node in functions(nodes)
+        if lines_without_docstring(node) > FUNCTION_LINES_MAX
+    ]
 
 
 def test_functions_are_short():
-    long = [
-        f"{short(path)}:{node.lineno} {node.name} has {lines_without_docstring(node)} lines"
-        for path, tree in trees(EVERYTHING)
-        for node in functions(tree)
-        if lines_without_docstring(node) > FUNCTION_LINES_MAX
+    assert not [line for path in EVERYTHING for line in facts(path).long]
+
+
+def wide_protocols(nodes, place):
+    return [
+        f"{place}:{node.lineno} {node.name} has {len(functions(ast.walk(node)))} methods"
+        for node in classes(nodes)
+        if "Protocol" in {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
+        and len(functions(ast.walk(node))) > PROTOCOL_METHODS_MAX
     ]
-    assert not long
 
 
 def test_protocols_are_narrow():
-    wide = [
-        f"{short(path)}:{node.lineno} {node.name} has {len(functions(node))} methods"
-        for path, tree in trees(OURS)
-        for node in classes(tree)
-        if "Protocol" in {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
-        and len(functions(node)) > PROTOCOL_METHODS_MAX
-    ]
-    assert not wide
+    assert not [line for path in OURS for line in facts(path).wide]
 
 
-def imported_by(tree, package):
+def imported_by(nodes, package):
     """Return the modules that a file imports, in functions and for types as well."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -142,11 +177,7 @@ def imported_by(tree, package):
 
 
 def test_no_module_is_dead():
-    used = set()
-    for path, tree in trees([*OURS, *OTHERS]):
-        name = module_of(path) if path in OURS else ""
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        used |= imported_by(tree, package) - {name}
+    used = {name for path in (*OURS, *OTHERS) for name in facts(path).imports}
     modules = {module_of(path) for path in OURS if path.name != "__init__.py"}
     dead = sorted(
         name for name in modules - used - ENTRY_POINTS if not name.startswith(USERS_IMPORT)
@@ -163,23 +194,16 @@ def reaches_storage(node):
     return bool({"store", "comms"} & {one.arg for one in arguments})
 
 
-def spine_functions():
-    """Return what must say what a crash leaves behind.
+def spine_functions(tree):
+    """Return the functions of a spine module that must have a `Crash:` line.
 
-    That is: public functions of the spine's modules that take a ``store`` or ``comms``, and the
-    public methods of ``Checkpointer`` that are not properties.
+    Those are the public functions that take a ``store`` or ``comms``, and the public methods of
+    ``Checkpointer`` that are not properties.
     """
-    spine = trees(path for path in LIBRARY if short(path).startswith(SPINE))
-    found = [
-        (path, node)
-        for path, tree in spine
-        for node in tree.body
-        if is_public(node) and reaches_storage(node)
-    ]
+    found = [node for node in tree.body if is_public(node) and reaches_storage(node)]
     found += [
-        (path, method)
-        for path, tree in spine
-        for node in classes(tree)
+        method
+        for node in classes(ast.walk(tree))
         if node.name == "Checkpointer"
         for method in node.body
         if is_public(method) and not method.decorator_list
@@ -187,23 +211,28 @@ def spine_functions():
     return found
 
 
-def test_the_spine_says_what_a_crash_leaves_behind():
-    silent = [
-        f"{short(path)}:{node.lineno} {node.name}"
-        for path, node in spine_functions()
+def silent_functions(tree, place):
+    return [
+        f"{place}:{node.lineno} {node.name}"
+        for node in spine_functions(tree)
         if not re.search(r"^\s*Crash: ", ast.get_docstring(node) or "", re.MULTILINE)
     ]
-    assert not silent
+
+
+def test_the_spine_says_what_a_crash_leaves_behind():
+    assert not [line for path in LIBRARY for line in facts(path).silent]
+
+
+def prints(nodes, place):
+    return [
+        f"{place}:{node.lineno}"
+        for node in nodes
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    ]
 
 
 def test_the_library_does_not_print():
-    prints = [
-        f"{short(path)}:{node.lineno}"
-        for path, tree in trees(OURS)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
-    ]
-    assert not prints
+    assert not [line for path in OURS for line in facts(path).prints]
 
 
 def is_broad(handler):
@@ -226,16 +255,18 @@ def passes_on(handler):
     return isinstance(last, ast.Raise) and last.exc is None
 
 
-def test_only_the_edges_catch_whatever_comes():
-    broad = [
-        f"{short(path)}:{node.lineno}"
-        for path, tree in trees(OURS)
-        if short(path) not in CATCH_ALL
-        for node in ast.walk(tree)
+def broad_handlers(nodes, place):
+    return [
+        f"{place}:{node.lineno}"
+        for node in nodes
         if (isinstance(node, ast.ExceptHandler) and is_broad(node) and not passes_on(node))
         or suppresses_all(node)
     ]
-    assert not broad
+
+
+def test_only_the_edges_catch_whatever_comes():
+    edges = {ROOT / one for one in CATCH_ALL}
+    assert not [line for path in OURS if path not in edges for line in facts(path).broad]
 
 
 def test_a_suppression_of_whatever_comes_is_seen():
@@ -254,7 +285,7 @@ def test_random_draws_of_tests_have_a_seed():
     found = {
         str(path.relative_to(ROOT))
         for path in TESTS
-        if path.name != "test_tidy.py" and _UNSEEDED.search(path.read_text(encoding="utf-8"))
+        if path.name != "test_tidy.py" and _UNSEEDED.search(text_of(path))
     }
     assert found == UNSEEDED_DRAWS
 
@@ -263,7 +294,8 @@ def test_code_is_ascii():
     strange = [
         f"{short(path)}:{number}"
         for path in EVERYTHING
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if not text_of(path).isascii()
+        for number, line in enumerate(text_of(path).splitlines(), 1)
         if not line.isascii()
     ]
     assert not strange
@@ -272,7 +304,7 @@ def test_code_is_ascii():
 def test_what_is_left_to_do_names_an_issue():
     words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
     left = []
-    for path in EVERYTHING:
+    for path in (one for one in EVERYTHING if words.search(text_of(one))):
         with tokenize.open(path) as file:
             left += [
                 f"{short(path)}:{token.start[0]}"
