@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from hf_runs import HERE
@@ -51,6 +52,32 @@ def test_what_cannot_be_named_says_what_to_do_instead(tmp_path, call):
     assert "resilient train --resume" in outcome.stderr
     assert call("ckpt", "import", tmp_path, tmp_path / "run").status == 66
     assert not (tmp_path / "run").exists()
+
+
+@SLOW
+@pytest.mark.parametrize("asks", ["option", "environment"])
+def test_import_of_a_lossy_folder_strict_writes_nothing(tmp_path, call, monkeypatch, asks):
+    folder = tmp_path / "run" / "checkpoint-8"
+    shutil.copytree(THEIRS, folder)
+    (folder / "scheduler.pt").unlink()
+    repo = tmp_path / "repo"
+    more = ["--strict-resume"] if asks == "option" else []
+    if asks == "environment":
+        monkeypatch.setenv("RESILIENT_STRICT_RESUME", "yes")
+    refused = call("ckpt", "import", folder, repo, *more)
+    assert refused.status == 65, refused.stderr
+    assert "strict_resume refuses a loss. Nothing was committed" in refused.stderr
+    assert not repo.exists()
+
+
+@SLOW
+def test_import_of_a_lossy_folder_names_the_loss(tmp_path, call):
+    folder = tmp_path / "run" / "checkpoint-8"
+    shutil.copytree(THEIRS, folder)
+    (folder / "rng_state.pth").unlink()
+    taken = call("ckpt", "import", folder, tmp_path / "repo")
+    assert taken.status == 0, taken.stderr
+    assert "Lost: " in taken.stdout
 
 
 def test_nothing_to_export_is_missing_input(tmp_path, call):

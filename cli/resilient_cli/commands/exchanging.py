@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from resilient.clock import SystemClock
+from resilient.environment import read_flag
 from resilient.errors import IncompatibleCheckpoint
 from resilient.showing import quoted
 from resilient.vault.mirror import copy_over, plan_copy
 from resilient.vault.registry.references import resolve
-from resilient.world.launch import read_storage_options
+from resilient.world.launch import STRICT_RESUME, read_storage_options
 from resilient_cli.places import (
     Place,
     Ref,
@@ -72,11 +73,20 @@ def import_(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Their checkpoint-500.")],
     place: Place = None,
     repo: Repo = None,
+    *,
+    strict_resume: Annotated[
+        bool,
+        typer.Option(
+            "--strict-resume",
+            help="Refuse a checkpoint that lost a part of its state, and write nothing; otherwise "
+            "the answer names the loss. RESILIENT_STRICT_RESUME asks for the same.",
+        ),
+    ] = False,
 ) -> None:
-    """Write a checkpoint of Hugging Face's Trainer to a new repository, to be trained on from.
+    """Write a checkpoint of the Hugging Face Trainer to a new repository.
 
-    `resilient train --resume FOLDER` does the same with the model of a script; without one, it is
-    built from the folder's config.json, and no parameter may be frozen. Nothing is unpickled but
+    The command builds the model from the folder's config.json; no parameter may be frozen.
+    `resilient train --resume FOLDER` does the same with the model of a script. Pickles are read
     as plain data.
 
     Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
@@ -87,7 +97,12 @@ def import_(
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
     with Waiting("importing"):
-        found = import_folder(folder, place or repo or "", storage_options=options)
+        found = import_folder(
+            folder,
+            place or repo or "",
+            strict=strict_resume or read_flag(os.environ, STRICT_RESUME),
+            storage_options=options,
+        )
     show(imported(store.url, folder, found.checkpoint, found.lost), output_of(ctx))
 
 
