@@ -1,4 +1,4 @@
-"""A loop on accelerate, saving and resuming through us.
+"""Save and resume a training loop on accelerate.
 
 ::
 
@@ -10,21 +10,29 @@
                 ...
                 checkpointer.save(step)
 
-What ``accelerator.save_state`` would write with pickle goes to the repository instead: whatever was
+The repository takes the place of ``accelerator.save_state``. A checkpoint holds all that was
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state; and the position in the data, which accelerate leaves to the script.
+state. It also holds the files of save hooks, and the position in the data, which accelerate leaves
+to the script.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import DistributedType
 
+from resilient.adapters.events import StateNotKept
 from resilient.adapters.held import Field, HeldRandomState
+from resilient.adapters.hook_files import HookFiles
+from resilient.adapters.loader_order import generators_of
 from resilient.errors import ConfigError
 from resilient.loop import Checkpointer
+from resilient.start_guard import LOOP, StartGuard
 from resilient.state.capture import Part
 from resilient.state.rng import RandomState
 from resilient.world.launch import read_launch
@@ -35,16 +43,29 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
+    from resilient import checkpointer
     from resilient.format.names import CheckpointId
 
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+_RANDOM_DEVICES = ("cpu", "cuda")
+"""Devices whose random state :class:`resilient.state.rng.RandomState` keeps."""
+_LIMITS = frozenset({"keep_last", "save_total_limit", "retention"})
 
 
 class AcceleratorCheckpointer(Checkpointer):
     """A checkpointer of everything that an Accelerator has prepared.
 
-    Build it after ``accelerator.prepare`` and ``register_for_checkpointing``. Save between
-    optimizer steps: gradients that are being accumulated are not saved.
+    Build it after ``accelerator.prepare``, ``register_for_checkpointing`` and the registration of
+    hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
+
+    A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
+    checkpoint holds the files that they write. ``resume`` calls the hooks of
+    ``register_load_state_pre_hook`` with a folder of these files, before it loads the models. The
+    models are always loaded as they were, also if a hook removed some from its list.
+
+    ``total_limit`` of a ``ProjectConfiguration`` with ``automatic_checkpoint_naming`` becomes
+    ``keep_last``, unless an option limits the checkpoints. Checkpoints of accelerate in its
+    ``project_dir`` refuse a start at step 0.
 
     Args:
         accelerator: whose models, optimizers, schedulers and registered objects to save.
@@ -55,23 +76,24 @@ class AcceleratorCheckpointer(Checkpointer):
         epoch: how often ``batches`` has come to an end.
 
     Raises:
-        ConfigError: the accelerator keeps its state where this cannot take it.
+        ConfigError: the accelerator keeps its state where this cannot take it, or a prepared
+            loader is a ``StatefulDataLoader``.
     """
 
     def __init__(
         self, accelerator: Accelerator, url: str | os.PathLike[str], **things: Any
     ) -> None:
-        if accelerator.distributed_type in _REFUSED:
-            raise ConfigError(
-                f"an Accelerator of type {accelerator.distributed_type} keeps its state where this "
-                "cannot take it"
-            )
         self.epoch = 0
         self._accelerator: Any = accelerator
+        _require_supported(self._accelerator)
         self._taken = 0
         self._held = HeldRandomState()
-        self._order = Order()
+        self._order = Order(self._accelerator)
+        self._hooked = HookFiles(self._accelerator)
+        self._known = _identities(self._accelerator)
         own = {
+            # Hooks come first: models and optimizers are loaded over what a hook has loaded.
+            **({"hooks": Part(self._hooked, optional=True)} if self._hooked.exists() else {}),
             **_prepared(self._accelerator),
             "place": Part(Field(self._place, self._put_place)),
             "order": Part(self._order, "rank"),
@@ -81,7 +103,9 @@ class AcceleratorCheckpointer(Checkpointer):
         if taken:
             raise ConfigError(f"`{taken[0]}` is what the accelerator prepared: choose another name")
         # Random state last, so that nothing that is loaded can draw from the restored streams.
-        super().__init__(url, rng=False, **{**things, **own})
+        super().__init__(url, rng=False, **{**things, **self._limit(things), **own})
+        if places := _own_saves(self._accelerator):
+            self.guard = StartGuard(LOOP, places)
 
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can prove, and begin this life.
@@ -101,8 +125,15 @@ class AcceleratorCheckpointer(Checkpointer):
                 "each rank would train its own model",
                 hint="on CPUs Accelerator(cpu=True) joins them",
             )
+        self._require_known("resume()")
         step = super().resume(ref)
         self._held.restore()
+        lost = [] if step is None else self._order.restore_generators()
+        device = self._accelerator.device.type
+        if device not in _RANDOM_DEVICES:
+            lost.append(f"random state of {device}")
+        if lost:
+            self.emit(StateNotKept(tuple(lost), "draws of this run may differ after a resume"))
         return step
 
     def save(
@@ -118,8 +149,10 @@ class AcceleratorCheckpointer(Checkpointer):
         not exist and older ones are untouched.
 
         Raises:
-            ConfigError: also in the middle of an accumulation: its gradients would be lost.
+            ConfigError: also in the middle of an accumulation: its gradients would be lost; or
+                something was prepared or registered that this checkpointer does not save.
         """
+        self._require_known("save()")
         if not self._accelerator.sync_gradients:
             raise ConfigError(
                 f"step {step} would be saved in the middle of an accumulation, without the "
@@ -157,12 +190,51 @@ class AcceleratorCheckpointer(Checkpointer):
                 yield batch
         self.epoch, self._taken = self.epoch + 1, 0
 
+    @contextmanager
+    def _saving(self, spine: checkpointer.Checkpointer) -> Iterator[None]:
+        """Return a context of a save, in which the save hooks have been called."""
+        with super()._saving(spine):
+            if self._hooked.exists():
+                if self._accelerator.num_processes > 1:
+                    # A hook may be collective; a rank that saves alone must not begin it.
+                    spine.meet()
+                self._hooked.collect()
+            yield
+
+    def _limit(self, things: Mapping[str, Any]) -> dict[str, int]:
+        """Return the limit of checkpoints that the script gave to accelerate."""
+        project = self._accelerator.project_configuration
+        limit = project.total_limit if project.automatic_checkpoint_naming else None
+        return {} if limit is None or _LIMITS & set(things) else {"keep_last": limit}
+
+    def _require_known(self, call: str) -> None:
+        """Refuse to leave out an object that was prepared or registered too late."""
+        late = [
+            name
+            for name, one in _identities(self._accelerator).items()
+            if one not in self._known.values()
+        ]
+        if late:
+            raise ConfigError(
+                f"{call} would leave out `{late[0]}`: it was prepared or registered after the "
+                "AcceleratorCheckpointer was made; nothing was saved or loaded",
+                hint="make the AcceleratorCheckpointer after prepare() and all register_ calls",
+            )
+
     def _place(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "batches": self._taken, "step": self._accelerator.step}
+        project = self._accelerator.project_configuration
+        return {
+            "epoch": self.epoch,
+            "batches": self._taken,
+            "step": self._accelerator.step,
+            "iteration": project.iteration,
+        }
 
     def _put_place(self, state: Mapping[str, Any]) -> None:
         self.epoch, self._taken = state["epoch"], state["batches"]
         self._accelerator.step = state["step"]
+        project = self._accelerator.project_configuration
+        project.iteration = max(project.iteration, state.get("iteration", 0))
 
 
 def _has_length(loader: Any) -> bool:
@@ -174,52 +246,120 @@ def _has_length(loader: Any) -> bool:
 
 
 class Order:
-    """What the order of an epoch was drawn from: random state at its beginning.
+    """Random state that the order of an epoch is drawn from.
 
-    accelerate shuffles by the global streams, by a generator of its own, or by the epoch's number,
-    as it is configured.
+    accelerate shuffles by the global streams, by a generator of the loader, or by the number of the
+    epoch and a seed, as it is configured. The loaders that only evaluate have generators too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
         self._streams: Mapping[str, Any] | None = None
         self._drawn_from: torch.Tensor | None = None
         self._generator: torch.Generator | None = None
+        self._sampler: SeedableRandomSampler | None = None
         self._resumed: Mapping[str, Any] | None = None
 
     def begin(self, loader: Any, *, is_new: bool) -> None:
         """Note the state that a new epoch's order is drawn from, or put back that of a resumed."""
         self._generator = getattr(loader, "synchronized_generator", None)
+        self._sampler = _seedable_sampler(loader)
         resumed, self._resumed = self._resumed, None
         if resumed is not None and self._generator is not None:
             state = resumed["now" if is_new else "drawn_from"]
             if state is not None:
                 self._generator.set_state(state)
+        if resumed is not None and self._sampler is not None:
+            seed = resumed.get("seed")
+            self._sampler.initial_seed = self._sampler.initial_seed if seed is None else seed
         if not is_new and self._streams is not None:
             RandomState().load_state_dict(self._streams)
             return
         self._streams = RandomState().state_dict()
         self._drawn_from = self._now()
 
+    def restore_generators(self) -> list[str]:
+        """Put the generators of all prepared loaders back; return names of those that are lost."""
+        saved = self._resumed.get("generators") if self._resumed is not None else None
+        own = self._generators()
+        if saved is None or len(saved) != len(own):
+            return [] if saved is None else ["generators of data loaders"]
+        for generator, state in zip(own, saved, strict=True):
+            generator.set_state(state)
+        return []
+
     def state_dict(self) -> dict[str, Any]:
-        """Return both states."""
-        return {"streams": self._streams, "drawn_from": self._drawn_from, "now": self._now()}
+        """Return the state at the beginning of the epoch and now."""
+        return {
+            "streams": self._streams,
+            "drawn_from": self._drawn_from,
+            "now": self._now(),
+            "seed": None if self._sampler is None else self._sampler.initial_seed,
+            "generators": [one.get_state() for one in self._generators()],
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hold them until the loader is known."""
+        """Hold the state until the loader is known."""
         self._resumed = state_dict
         self._streams, self._drawn_from = state_dict["streams"], state_dict["drawn_from"]
 
     def _now(self) -> torch.Tensor | None:
         return None if self._generator is None else self._generator.get_state()
 
+    def _generators(self) -> list[torch.Generator]:
+        loaders = self._accelerator._dataloaders  # noqa: SLF001 - no public way
+        found = generators_of(loaders)
+        shared = (getattr(one, "synchronized_generator", None) for one in loaders)
+        known = {id(one) for one in found}
+        return [*found, *(one for one in shared if one is not None and id(one) not in known)]
+
+
+def _seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
+    """Return the sampler that draws the order of each epoch from a seed and the epoch's number."""
+    holder = getattr(loader, "batch_sampler", None)
+    while holder is not None and not isinstance(holder, SeedableRandomSampler):
+        holder = getattr(holder, "batch_sampler", None) or getattr(holder, "sampler", None)
+    return holder
+
+
+def _require_supported(accelerator: Any) -> None:
+    if accelerator.distributed_type in _REFUSED:
+        raise ConfigError(
+            f"an Accelerator of type {accelerator.distributed_type} keeps its state where this "
+            "cannot take it"
+        )
+    loaders = accelerator._dataloaders  # noqa: SLF001 - no public way
+    if any(getattr(one, "use_stateful_dataloader", False) for one in loaders):
+        raise ConfigError(
+            "a prepared loader is a StatefulDataLoader, whose state no checkpoint would hold",
+            hint="DataLoaderConfiguration(use_stateful_dataloader=False): batches() keeps the "
+            "position in the data",
+        )
+
+
+def _own_saves(accelerator: Any) -> tuple[str, ...]:
+    """Return the folder in which accelerate names its checkpoints itself, if it does."""
+    project = accelerator.project_configuration
+    if not project.automatic_checkpoint_naming or project.project_dir is None:
+        return ()
+    return (str(Path(project.project_dir) / "checkpoints"),)
+
+
+def _identities(accelerator: Any) -> dict[str, int]:
+    """Return the identity of each prepared object and registered hook, by name."""
+    found = {name: id(one) for name, one in _prepared(accelerator).items()}
+    hooks = HookFiles(accelerator).hooks()
+    return found | {f"hook {at}": id(one) for at, one in enumerate(hooks)}
+
 
 def _prepared(accelerator: Any) -> dict[str, Any]:
     """Return what ``accelerator.save_state`` saves, by name; what accelerate wrapped, bare."""
     optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]  # noqa: SLF001 - no public way
+    schedulers = [getattr(one, "scheduler", one) for one in accelerator._schedulers]  # noqa: SLF001 - no public way
     kinds = {
         "model": accelerator._models,  # noqa: SLF001 - no public way
         "optimizer": optimizers,
-        "scheduler": accelerator._schedulers,  # noqa: SLF001 - no public way
+        "scheduler": schedulers,
         "registered": accelerator._custom_objects,  # noqa: SLF001 - no public way
         "scaler": [one for one in (accelerator.scaler,) if one is not None],
     }

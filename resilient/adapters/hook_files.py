@@ -1,0 +1,112 @@
+"""Files that the save hooks of accelerate write and its load hooks read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedType
+
+from resilient.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class HookFiles:
+    """Files of hooks as a Stateful; loading the state calls the load hooks.
+
+    Args:
+        accelerator: the Accelerator with which the hooks are registered.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._files: dict[str, torch.Tensor] = {}
+
+    def exists(self) -> bool:
+        """Return whether a hook is registered."""
+        return bool(self.hooks())
+
+    def hooks(self) -> list[Any]:
+        """Return the save hooks and the load hooks."""
+        return [*self._save_hooks(), *self._load_hooks()]
+
+    def collect(self) -> None:
+        """Call the save hooks and keep the files that they write in memory.
+
+        Collective: every rank. All ranks keep the files of every rank, as in one shared folder;
+        of files with one name the lowest rank's counts.
+        """
+        accelerator, weights = self._accelerator, []
+        if accelerator.distributed_type != DistributedType.FSDP:
+            weights = [accelerator.get_state_dict(one, unwrap=False) for one in self._models()]
+        with tempfile.TemporaryDirectory(prefix="resilient-hooks-") as folder:
+            for hook in self._save_hooks():
+                hook(self._models(), weights, folder)
+            self._files = _shared(_read(Path(folder)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return names and contents of the files."""
+        return {"names": list(self._files), "contents": list(self._files.values())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Call the load hooks with a folder of the files.
+
+        Raises:
+            IntegrityError: a name leads out of the folder.
+        """
+        with tempfile.TemporaryDirectory(prefix="resilient-hooks-") as folder:
+            for name, content in zip(state["names"], state["contents"], strict=True):
+                path = Path(folder) / _inside(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.cpu().numpy().tobytes())
+            for hook in self._load_hooks():
+                hook(self._models(), folder)
+
+    def _models(self) -> list[Any]:
+        """Return a list that hooks may change."""
+        return list(self._accelerator._models)  # noqa: SLF001 - no public way
+
+    def _save_hooks(self) -> Iterable[Any]:
+        return list(self._accelerator._save_model_state_pre_hook.values())  # noqa: SLF001 - no public way
+
+    def _load_hooks(self) -> Iterable[Any]:
+        return list(self._accelerator._load_model_state_pre_hook.values())  # noqa: SLF001 - no public way
+
+
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the content of each file below a folder, by its path with slashes."""
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            content = np.frombuffer(path.read_bytes(), np.uint8).copy()
+            found[path.relative_to(folder).as_posix()] = torch.from_numpy(content)
+    return dict(sorted(found.items()))
+
+
+def _shared(files: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the files of all ranks. Collective."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return files
+    of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, files)
+    merged = {name: one for found in reversed(of_ranks) for name, one in found.items()}
+    return dict(sorted(merged.items()))
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise IntegrityError(
+            f"cannot write the files of hooks: `{name}` leads out of their folder; "
+            "no hook was called",
+            hint="resume an older checkpoint: resilient ckpt ls",
+        )
+    return path
