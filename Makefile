@@ -102,6 +102,7 @@ damage: $(STAMP)
 # Each damage of each layout through four doors that must agree: writes build/damage-campaign.md. Half an hour.
 campaign: $(STAMP)
 	nice $(BIN)/python -m tests.damage.campaign
+	nice $(PYTEST) tests/damage/test_continued_by_tools.py --every-repair --timeout 3600
 
 # A rendered Job with its pods in namespaces: preempted again and again, drained, killed, resized: half an hour.
 # make box PREEMPTIONS=20 SEED=2

@@ -39,6 +39,7 @@ def pytest_addoption(parser):
     parser.addoption("--configurations-seed", type=int, default=1, help="what they are drawn from")
     parser.addoption("--kinds", default="", help="the strategies to train under, with commas")
     parser.addoption("--matrix", action="store_true", help="every optimizer with every schedule")
+    parser.addoption("--every-repair", action="store_true", help="each repair of each layout")
     parser.addoption("--fifty-faults", action="store_true", help="the long run that is audited")
     parser.addoption("--every-slurm", action="store_true", help="what takes minutes on SLURM")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")

@@ -1,0 +1,107 @@
+"""Each library resumes what a repair wrote in its layout, and saves it again.
+
+A slice of the damages runs by default; ``--every-repair`` runs all of them, DeepSpeed's included.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from continuing import TOOLS, verdict_of
+from contradictions import kinds_of
+from kinds import Inapplicable
+from matrix import Bench
+from repairs import quiet
+from sharded import ALL
+
+from resilient.errors import UnknownLayout
+from resilient.mending.applying import place_of, write_mended
+from resilient.mending.planning import plan_mending
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SAMPLES = {one.name: one for one in ALL if one.name in TOOLS}
+BY_DEFAULT = {
+    "accelerate": (
+        "schedule: missing",
+        "random state: empty",
+        "weights: bytes behind its end",
+        "weights: swapped with the optimizer",
+        "optimizer: bit flip in a number",
+        "optimizer: cut in half",
+    ),
+    "Lightning": ("weights: bit flip in the header", "weights: last byte cut"),
+    "DCP": ("index: missing", "weights: cut in half"),
+    "Megatron": ("weights: cut in half",),
+    "torch": ("weights: bit flip in the header",),
+    "save_pretrained": ("index: missing",),
+}
+"""Damages by layout, of which each repair works another way."""
+WEIGHTS_ALONE = "it holds weights alone, to begin a new training from"
+
+
+def repairs_of(path, copy):
+    """Return what a repair writes: from the folder alone, and with a copy named."""
+    for others in ((), (str(copy),)):
+        try:
+            plan = plan_mending(str(path), others)
+        except UnknownLayout:
+            continue
+        if plan.is_mended:
+            yield plan
+            if plan.is_whole:
+                return
+
+
+def continued(bench, sample, kind):
+    """Damage, repair, resume and save; return how many repairs there were."""
+    scene = bench.copy(sample)
+    try:
+        with quiet():
+            path = kind.spoil(scene) or scene.path
+    except Inapplicable:
+        return 0
+    copy, count = bench.made[sample.name][1], 0
+    for plan in repairs_of(path, copy):
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = write_mended(plan, Path(folder) / "made" / place_of(plan).name)
+            # A restart from the weights alone is a model for `from_pretrained`.
+            is_model = made.name.startswith("weights-")
+            tool = TOOLS["save_pretrained" if is_model else sample.name]
+            out = Path(folder) / "out"
+            out.mkdir()
+            with quiet():
+                again = verdict_of(tool(made, out))
+            if is_model:
+                assert again.why == (WEIGHTS_ALONE,), (kind.name, again)
+            else:
+                assert again.answer == bench.whole[sample.name].answer, (kind.name, again)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_repaired_checkpoint_is_saved_again_by_its_library(request, name):
+    is_long = request.config.getoption("--every-repair")
+    chosen = BY_DEFAULT.get(name, ())
+    kinds = [one for one in kinds_of(SAMPLES[name]) if is_long or one.name in chosen]
+    if not kinds:
+        pytest.skip("runs with --every-repair")
+    bench = Bench([SAMPLES[name]])
+    try:
+        counts, faults = {}, {}
+        for kind in kinds:
+            try:
+                counts[kind.name] = continued(bench, SAMPLES[name], kind)
+            except Exception as error:  # noqa: BLE001 - what a library raises is listed
+                faults[kind.name] = repr(error)[:600]
+    finally:
+        bench.close()
+    assert faults == {}
+    assert [one for one in chosen if not counts[one]] == []
+    assert sum(counts.values())
