@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from resilient.events import Event, Level
+from resilient.showing import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,22 @@ class CheckpointPathIgnored(Event):
     def line(self) -> str:
         """Name both checkpoints."""
         return f"training continues from {self.checkpoint}; `{self.path}` was only its first start"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLossReported(Event):
+    """A run started from a checkpoint of its trainer that had lost a part."""
+
+    level: ClassVar[Level] = Level.WARNING
+    path: str
+    lost: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the losses and the command that says more."""
+        return (
+            f"training continues from `{self.path}` with loss of {'; '.join(self.lost)}; "
+            f"--strict-resume refuses that; resilient ckpt verify {quoted(self.path)} says more"
+        )
 
 
 @dataclass(frozen=True, slots=True)

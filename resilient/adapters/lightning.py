@@ -19,8 +19,13 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from resilient.adapters.events import CheckpointPathIgnored, EarlyStopKept
+from resilient.adapters.events import (
+    CheckpointLossReported,
+    CheckpointPathIgnored,
+    EarlyStopKept,
+)
 from resilient.adapters.held import Field, HeldRandomState
+from resilient.adapters.judged import JudgedCheckpoint, judge_checkpoint
 from resilient.adapters.lightning_state import HookState, LoggedMetrics, stopping_callback
 from resilient.adapters.loader_order import RandomPoint, generators_of, set_generators
 from resilient.errors import ConfigError
@@ -46,6 +51,10 @@ class ResilientCheckpoint(Checkpoint):
     also holds what the hooks ``on_save_checkpoint`` of module, callbacks and precision plugin add.
     The state of hooks must consist of tensors, arrays, plain values and containers of them.
 
+    ``fit(ckpt_path=...)`` counts while the repository holds no checkpoint. The callback judges that
+    file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged file,
+    and reports a loss.
+
     A save comes after the validation and the plateau schedules of its step. A run that
     ``EarlyStopping`` stopped stays stopped when it is started again.
 
@@ -68,6 +77,7 @@ class ResilientCheckpoint(Checkpoint):
         self._rng = HeldRandomState()
         self._order = _EpochOrder()
         self._resume: _Resume | None = None
+        self._judged: JudgedCheckpoint | None = None
         self._is_resumed_epoch = False
         self._seams: list[tuple[Any, str]] = []
         self._checkpointer: Checkpointer | None = None
@@ -77,9 +87,10 @@ class ResilientCheckpoint(Checkpoint):
         if stage != "fit":
             return
         self._remove_seams()
-        self._order = _EpochOrder()
+        self._order, self._judged = _EpochOrder(), None
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         seams: list[tuple[Any, str, Callable[..., None]]] = [
+            (trainer._checkpoint_connector, "resume_start", self._load_theirs),  # noqa: SLF001
             (fit, "setup_data", self._set_up_data),
             (fit, "on_advance_start", self._begin_epoch),
             (fit, "on_advance_end", self._end_epoch),
@@ -95,6 +106,8 @@ class ResilientCheckpoint(Checkpoint):
 
         Raises:
             ConfigError: the strategy keeps its state where no part reaches it, or a name is taken.
+            IntegrityError: the repository is empty, and ``ckpt_path`` names a damaged checkpoint.
+            IncompatibleCheckpoint: it lost a part, and ``--strict-resume`` refuses that.
         """
         strategy = type(trainer.strategy).__name__
         if strategy not in _KNOWN_STRATEGIES:
@@ -122,6 +135,13 @@ class ResilientCheckpoint(Checkpoint):
             resume.begin()
             self._resume, self._is_resumed_epoch = resume, resume.is_within_epoch
             self._report_start(trainer, resume)
+        elif self._judged is not None:
+            if self._judged.refusal is not None:
+                raise self._judged.refusal
+            if self._judged.lost:
+                self._checkpointer.emit(
+                    CheckpointLossReported(self._judged.path, self._judged.lost)
+                )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Show that a step begins, or goes on with another batch."""
@@ -153,13 +173,24 @@ class ResilientCheckpoint(Checkpoint):
         checkpointer, connector = self._checkpointer, trainer._checkpoint_connector  # noqa: SLF001
         if checkpointer is None:
             return
-        if connector._loaded_checkpoint:  # noqa: SLF001 - no public way
+        if connector._loaded_checkpoint or self._judged is not None:  # noqa: SLF001 - no public way
             # Lightning would load its optimizers and loops over those of the repository.
             connector._loaded_checkpoint = {}  # noqa: SLF001 - no public way
             at = str(checkpointer.resumed)
             checkpointer.emit(CheckpointPathIgnored(str(trainer.ckpt_path), at))
         if resume.stopped_by:
             checkpointer.emit(EarlyStopKept(resume.stopped_by, trainer.global_step))
+
+    def _load_theirs(
+        self, trainer: Any, original: Callable[..., None], path: Any = None, *rest: Any, **how: Any
+    ) -> None:
+        """Judge a checkpoint of Lightning before it is loaded; leave a refused one unread."""
+        self._judged = judge_checkpoint(str(path)) if path else None
+        if self._judged is None or self._judged.refusal is None:
+            original(path, *rest, **how)
+            return
+        # Only the repository shows whether the run would start from it: see `on_fit_start`.
+        trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way
 
     def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
         """Note what an iterator is made from, or make the same one for a resumed epoch."""

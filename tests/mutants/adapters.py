@@ -49,4 +49,32 @@ MUTANTS = [
         "is_due = self._every and ",
         POINTS,
     ),
+    Mutant(
+        "the hooks of accelerate's load_state are not called",
+        "resilient/adapters/hook_files.py",
+        "                hook(self._models(), folder)\n",
+        "                pass\n",
+        "tests/process/test_accelerate_state.py -k hooks_are_called",
+    ),
+    Mutant(
+        "an object that was prepared after the checkpointer is left out in silence",
+        "resilient/adapters/accelerate.py",
+        '        self._require_known("save()")\n',
+        "",
+        "tests/process/test_accelerate_state.py -k prepared_after",
+    ),
+    Mutant(
+        "the order of a seedable sampler follows the seed of the new start",
+        "resilient/adapters/accelerate.py",
+        "self._sampler.initial_seed if seed is None else seed",
+        "self._sampler.initial_seed",
+        "tests/process/test_accelerate_state.py -k seedable",
+    ),
+    Mutant(
+        "Lightning loads a damaged checkpoint that fit() names",
+        "resilient/adapters/lightning.py",
+        "        if self._judged is None or self._judged.refusal is None:\n",
+        "        if True:\n",
+        "tests/process/test_lightning_judge.py -k passed_over",
+    ),
 ]
