@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # DeepSpeed's build looks for torch, so it is built in the environment itself, which must have these.
 DEEPSPEED_NEEDS := setuptools packaging ninja py-cpuinfo numpy
 
-.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations bench all
+.PHONY: demo test services clouds box lint types crash simulate scale storm fuzz damage campaign audited slurm matrix mutants preemptions configurations round-trips bench all
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -134,6 +134,10 @@ preemptions: $(STAMP)
 # make configurations N=300 SEED=1
 configurations: $(STAMP)
 	$(PYTEST) tests/property/test_configurations.py --configurations $(N) --configurations-seed $(SEED) --timeout 7200
+
+# Drawn optimizers, schedules, wrappers and containers, saved and resumed: make round-trips N=1000 SEED=1
+round-trips: $(STAMP)
+	SEED=$(SEED) $(PYTEST) tests/property/test_round_trips.py --round-trips $(N) --timeout 7200
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks cli --json

@@ -30,6 +30,7 @@ from resilient.state.capture import Part, capture
 from resilient.state.changes import SETUP, ChangePolicy, ResumeCheck, setup_of
 from resilient.state.landing import Landing
 from resilient.state.load import absent_parts, load, load_what_is_there, stored_name
+from resilient.state.round_trip import RoundTripCheck
 from resilient.state.stage import draft, stage
 from resilient.state.steady import steady_memory
 from resilient.vault.begin import begin
@@ -83,6 +84,7 @@ class Checkpointer:
         self._persister = persister or persister_for(None, "", {})
         self._arena = Arena(self._persister.buffer, self._persister.streams)
         self._overlap = Overlap()
+        self._round_trip = RoundTripCheck()
         self._stall = Stopwatch(desk.clock)
         self._life: Generation | None = None
         self._saves = 0
@@ -292,7 +294,8 @@ class Checkpointer:
             SaveFailed: the save before this one failed, or nobody took this one: it is not stored.
             ConfigError: no step, one that this life has saved or tried to or is beyond, or
                 ``resume`` is due.
-            UnsavableState: a value that only pickle could save.
+            UnsavableState: a value that only pickle could save, or state that ``resume`` would
+                refuse or change. Each new structure of a part is checked once.
             Fenced: a newer life began.
         """
         life, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
@@ -304,7 +307,8 @@ class Checkpointer:
             about = self.with_setup(about).closing(checkpoint, life)
             self._persister.begin(topic)
             steady = steady_memory(parts) if overlap else ()
-            staged = stage(capture(checkpoint.step, parts, world.rank), world, self._arena, steady)
+            snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
+            staged = stage(snapshot, world, self._arena, steady)
             job = Job(
                 about=describe(self._desk, life, checkpoint.step, about, keep),
                 files=staged.files,

@@ -124,6 +124,8 @@ class Checkpointer:
         self._detector: MissedSaveDetector | None = None
         self._told: events.Emitter | None = None
         self.resumed: CheckpointId | None = None
+        # Counters that were given as 0 and resumed as more, until the loop reads or sets them.
+        self._unread: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +146,7 @@ class Checkpointer:
 
     def __getitem__(self, name: str) -> Any:
         """Return what was given under ``name``; of a plain value, what it is now."""
+        self._unread.pop(name, None)
         value = self._things.values.get(name)
         return value.value if value is not None else self._given[name]
 
@@ -151,6 +154,7 @@ class Checkpointer:
         """Give a plain value another value, to be saved by the next save."""
         if name not in self._things.values:
             raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
+        self._unread.pop(name, None)
         self._things.values[name].value = value
 
     @property
@@ -201,6 +205,7 @@ class Checkpointer:
         found = self._spine.resume(parts, ref=wanted, cause=cause, guard=self.guard, policy=policy)
         if self._overlap:
             self._let_optimizers_wait(self._spine)
+        self._unread = self._resumed_counters()
         self._detect_missed_saves(gang, self._spine)
         if self.beat is not None:
             self.beat.start(found.step if found else 0)
@@ -241,11 +246,13 @@ class Checkpointer:
         Raises:
             SaveFailed: the save before this one failed; this one did not begin.
             ConfigError: it is no step, or this life has saved it already, or ``resume`` was not
-                called.
-            UnsavableState: a value that only pickle could save, or a metric that is no number.
+                called, or the loop ignores a resumed counter that it gave as 0.
+            UnsavableState: a value that only pickle could save, state that ``resume`` would
+                refuse or change, or a metric that is no number.
             Fenced: a newer life began.
         """
         spine, things, step = self._begun("save()"), self._things, whole_step(step)
+        self._require_counters_read()
         about = About(strategy=things.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(spine):
             if things.is_collective:
@@ -336,6 +343,28 @@ class Checkpointer:
         self._detector = MissedSaveDetector(spine.comms, board, lambda: spine.saves, steps)
         self._detector.start()
 
+    def _resumed_counters(self) -> dict[str, int]:
+        """Return the plain numbers that were given as 0 and that the checkpoint has as more."""
+        return {
+            name: one.value
+            for name, one in self._things.values.items()
+            if type(one.value) is int and one.value > 0 and _is_zero(thing_in(self._given[name]))
+        }
+
+    def _require_counters_read(self) -> None:
+        """Raise if the loop goes on with a counter of its own that began at 0.
+
+        Raises:
+            ConfigError: It neither read nor set a resumed counter.
+        """
+        for name, value in self._unread.items():
+            raise ConfigError(
+                f"`{name}` was resumed as {value}, and this loop has neither read nor set it: it "
+                "goes on as if it were 0. Nothing was saved; older checkpoints are intact",
+                hint=f'after resume(), continue from checkpointer["{name}"], and set it before '
+                "save()",
+            )
+
     def _let_optimizers_wait(self, spine: checkpointer.Checkpointer) -> None:
         """Have optimizers wait before each step for what the last save is still copying."""
         for one in self._optimizers():
@@ -407,3 +436,7 @@ class Checkpointer:
         if file:
             sinks.append(events.json_lines(file))
         return events.Emitter(SystemClock(), tuple(sinks), {"rank": gang.world.rank})
+
+
+def _is_zero(value: Any) -> bool:
+    return type(value) is int and value == 0

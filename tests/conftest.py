@@ -37,6 +37,12 @@ def pytest_addoption(parser):
         help="how many training configurations are compared (make configurations takes more)",
     )
     parser.addoption("--configurations-seed", type=int, default=1, help="what they are drawn from")
+    parser.addoption(
+        "--round-trips",
+        type=int,
+        default=40,
+        help="how many drawn objects are saved and resumed (make round-trips takes more)",
+    )
     parser.addoption("--kinds", default="", help="the strategies to train under, with commas")
     parser.addoption("--matrix", action="store_true", help="every optimizer with every schedule")
     parser.addoption("--every-repair", action="store_true", help="each repair of each layout")

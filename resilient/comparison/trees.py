@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 DEPTH_MAX = 64
 _LISTS = {"$tuple", "$set", "$frozenset", "$size"}
 _PAIRS = {"$dict", "$odict", "$counter"}
+_ARRAYS = {"$numpy", "$array"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def _tagged(tag: str, raw: Any, depth: int) -> Any:
     if tag in _PAIRS and isinstance(raw, list):
         pairs = [one for one in raw if isinstance(one, list) and len(one) == 2]  # noqa: PLR2004
         return {str(value_of(key, depth + 1)): value_of(one, depth + 1) for key, one in pairs}
-    if tag == "$numpy" and isinstance(raw, list) and raw:
+    if tag in _ARRAYS and isinstance(raw, list) and raw:
         return value_of(raw[-1], depth + 1)
     leaf = _LEAVES.get(tag)
     return leaf(raw) if leaf else raw

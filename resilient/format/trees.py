@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DEPTH_MAX = 200
 _LISTS = frozenset({"$tuple", "$set", "$frozenset", "$size"})
 _PAIRS = frozenset({"$dict", "$odict", "$counter"})
+_ARRAYS = frozenset({"$numpy", "$array"})
 _TEXTS = frozenset({"$bytes", "$dtype", "$device"})
 _FLOATS = frozenset({"nan", "inf", "-inf"})
 _COMPLEX_LENGTH = 2
@@ -105,7 +106,7 @@ def _inside(tag: str, raw: Any) -> list[Any]:
         pairs = [_list(tag, pair) for pair in _list(tag, raw)]
         _require(all(len(pair) == 2 for pair in pairs), tag)  # noqa: PLR2004 - a pair
         return [one for pair in pairs for one in pair]
-    if tag == "$numpy":
+    if tag in _ARRAYS:
         dtype, values = _list(tag, raw)
         _require(_NUMPY.fullmatch(_text(tag, dtype)) is not None, tag)
         _require(isinstance(values, dict) and list(values) == ["$tensor"], tag)

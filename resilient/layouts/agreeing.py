@@ -57,6 +57,7 @@ def odd_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         Problem(place, one, cure=Cure.NEEDLESS)
         for one in _in_time(entries, step, decimal(state.get("epoch")))
     ]
+    found += _unplaced(place, state, entries)
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
@@ -72,6 +73,44 @@ def odd_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         )
         found.append(Problem(place, what, "the best checkpoint", cure=Cure.COPY))
     return found
+
+
+def epoch_of(state: Mapping[str, Any]) -> float | None:
+    """Return the epoch of a state, from its log where the two contradict; None if nothing says it.
+
+    Transformers counts the place in the data from the step, so a wrong epoch changes no resume of
+    its own.
+
+    Args:
+        state: content of a ``trainer_state.json``.
+    """
+    history = state.get("log_history")
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
+    if step is None or not any(_in_time(entries, step, epoch)):
+        return None if step and epoch is not None and epoch <= 0 else epoch
+    logged = {
+        at: one
+        for entry in entries
+        if (at := whole(entry.get("step"))) and (one := decimal(entry.get("epoch"))) and at <= step
+    }
+    if not logged:
+        return epoch
+    last = max(logged)
+    found = logged[last] * step / last
+    # A log that goes on beyond the step contradicts the step, and not the epoch.
+    return epoch if epoch is not None and abs(found - epoch) <= _EPOCHS_APART else found
+
+
+def _unplaced(
+    place: str, state: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+) -> list[Problem]:
+    """Return the problem of an epoch 0 after some steps that no log corrects."""
+    step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
+    if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
+        return []
+    what = f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
+    return [Problem(place, what, "the place in the data", cure=Cure.UNKEPT)]
 
 
 def _in_time(

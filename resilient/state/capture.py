@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from resilient.errors import ConfigError, UnsavableState
-from resilient.format.names import is_file_name, rank_part
+from resilient.format.names import MANIFEST, STATE_DOCUMENT, is_file_name, rank_part
 from resilient.state.asking import state_of
 from resilient.state.tree import PLAIN, flatten
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from resilient.state.recall import Recall
     from resilient.state.tree import Tensors
 
 
@@ -51,6 +50,13 @@ class Part:
     rows: str = ""
 
 
+class TakesApart(Protocol):
+    """Takes the state of a part apart in a way of its own."""
+
+    def take_apart(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
+        """Return the state as a tree, and the tensors in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedPart:
     """One part's state, taken apart; the tensors share memory with training."""
@@ -71,7 +77,7 @@ class Snapshot:
 
 
 def capture(
-    step: int, parts: Mapping[str, Part], rank: int, recall: Recall | None = None
+    step: int, parts: Mapping[str, Part], rank: int, taker: TakesApart | None = None
 ) -> Snapshot:
     """Take the state of every part apart, without copying a tensor.
 
@@ -81,16 +87,43 @@ def capture(
         step: the step that the state belongs to.
         parts: by name; names are file names without an ending.
         rank: who this is; a part of scope ``rank`` gets its number in the name.
-        recall: of the captures before, for what is captured often.
+        taker: Takes the parts apart, for example
+            :class:`~resilient.state.recall.Recall`, which knows the captures before.
 
     Raises:
         UnsavableState: a value that only pickle could save, or a tensor in a document.
-        ConfigError: a part's name cannot be a file's name.
+        ConfigError: a part's name cannot be a file's name, or two parts share a name or file.
     """
-    take_apart = _take_apart if recall is None else recall.take_apart
+    _require_apart(parts)
+    take_apart = _take_apart if taker is None else taker.take_apart
     return Snapshot(
         step, tuple(_capture_part(name, part, rank, take_apart) for name, part in parts.items())
     )
+
+
+def _require_apart(parts: Mapping[str, Part]) -> None:
+    """Raise if two parts would be stored under one name, or in one document.
+
+    Raises:
+        ConfigError: Names both.
+    """
+    documents: dict[str, str] = {MANIFEST: "the manifest", STATE_DOCUMENT: "the other parts"}
+    for name, part in parts.items():
+        owner, _, number = name.rpartition("_")
+        of_ranks = parts.get(owner) if number.isdecimal() and part.scope == "replicated" else None
+        if of_ranks is not None and of_ranks.scope == "rank":
+            raise ConfigError(
+                f"`{name}` is the name under which a rank stores its own `{owner}`",
+                hint=f"give `{name}` another name",
+            )
+        if part.document and part.scope == "replicated":
+            if part.document in documents:
+                raise ConfigError(
+                    f"`{name}` cannot be stored in `{part.document}`: "
+                    f"{documents[part.document]} is stored there",
+                    hint="give the document another name",
+                )
+            documents[part.document] = f"`{name}`"
 
 
 def _capture_part(

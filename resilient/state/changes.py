@@ -19,14 +19,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from resilient.errors import IncompatibleCheckpoint, UnsavableState
 from resilient.events import Event, Level
+from resilient.format.manifest import TensorEntry
 from resilient.state.asking import state_of
-from resilient.state.dtypes import TORCH_DTYPES
+from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from resilient.state.tree import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from resilient.format.manifest import Manifest, TensorEntry
+    from resilient.format.manifest import Manifest
     from resilient.state.capture import Part
 
 SETUP = "objects"
@@ -146,7 +147,7 @@ class ResumeCheck:
         compares = policy.compares_options(manifest.config)
         found = [*_setup_changes(saved, self._setup, options=compares)]
         found += _scheduler_changes(trees, parts, known=saved.keys())
-        found += _model_changes(manifest, trees, parts)
+        found += _model_changes(manifest.tensors, trees, parts)
         lost = policy.lost(entry.name for entry in manifest.parts)
         found += (
             StateChange(one, "saved, and not given to this run: it would be lost", is_refused=True)
@@ -179,7 +180,7 @@ def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in parts.items():
         stateful: Any = part.stateful
-        scheduler = _scheduler_in(stateful)
+        scheduler = scheduler_in(stateful)
         optimizer = getattr(stateful, "optimizer", None)
         if scheduler is not None:
             found[name] = {"class": class_of(scheduler), "options": _options(vars(scheduler))}
@@ -197,7 +198,8 @@ def class_of(thing: Any) -> str:
     return f"{name}({', '.join(map(class_of, inner))})" if inner else name
 
 
-def _scheduler_in(stateful: Any) -> Any:
+def scheduler_in(stateful: Any) -> Any:
+    """Return a scheduler of torch, or the one that a stateful holds; None without one."""
     for one in (stateful, getattr(stateful, "scheduler", None)):
         if isinstance(one, LRScheduler | ReduceLROnPlateau):
             return one
@@ -271,7 +273,7 @@ def _scheduler_changes(
 ) -> Iterator[StateChange]:
     """Find schedulers with other groups, and by their keys those of another class."""
     for name, tree in trees.items():
-        scheduler = _scheduler_in(parts[name].stateful)
+        scheduler = scheduler_in(parts[name].stateful)
         if scheduler is None or not isinstance(tree, dict):
             continue
         if scheduler is parts[name].stateful:
@@ -301,22 +303,49 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{one}`" for one in sorted(names)[:_SHOWN_MAX])
 
 
+def refused_changes(
+    saved: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
+) -> tuple[StateChange, ...]:
+    """Return the differences for which a resume would refuse state that is not stored yet.
+
+    Schedulers are compared by their keys, modules by dtypes and by tied tensors of the saved side.
+
+    Args:
+        saved: parts that are about to be stored.
+        live: objects of this run, by the names of their parts.
+        policy: differences that are allowed.
+    """
+    trees: dict[str, Any] = {}
+    entries: list[TensorEntry] = []
+    for name in live.keys() & saved.keys():
+        trees[name], tensors = flatten(name, state_of(saved[name].stateful))
+        entries += (
+            TensorEntry(path, name, DTYPE_NAMES[one.dtype], tuple(one.shape), ())
+            for path, one in tensors.items()
+        )
+    found = [
+        *_scheduler_changes(trees, live, known=()),
+        *_model_changes(entries, trees, live),
+    ]
+    return tuple(one for one in found if one.is_refused and not policy.allows(one.part))
+
+
 def _model_changes(
-    manifest: Manifest, trees: Mapping[str, Any], parts: Mapping[str, Part]
+    tensors: Iterable[TensorEntry], trees: Mapping[str, Any], parts: Mapping[str, Part]
 ) -> Iterator[StateChange]:
-    entries = {entry.name: entry for entry in manifest.tensors}
+    entries = {entry.name: entry for entry in tensors}
     for name, tree in trees.items():
         model = parts[name].stateful
         if not isinstance(model, nn.Module) or parts[name].scope != "replicated":
             continue
         try:
-            live, tensors = flatten(name, state_of(model))
+            live, own_tensors = flatten(name, state_of(model))
         except UnsavableState:
             # Parameters that have no memory yet have no dtype to compare.
             continue
         saved, own = _names(tree), _names(live)
         pairs = [
-            (path, entries[saved[path]], tensors[own[path]])
+            (path, entries[saved[path]], own_tensors[own[path]])
             for path in own
             if path in saved and saved[path] in entries
         ]

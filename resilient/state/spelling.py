@@ -6,6 +6,7 @@ import json
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
+from resilient.errors import UnsavableState
 from resilient.format.rows import INDENT, Rows, put_rows
 from resilient.state.recall import Constant
 
@@ -18,13 +19,57 @@ _EXACT = frozenset({type(None), bool, int, str})
 _WORDS = {None: "null", True: "true", False: "false"}
 
 
+DIGITS_MAX = 4300
+"""Python reads no longer integer from JSON, unless its limit was raised."""
+_INT_END = 10**DIGITS_MAX
+
+
 def text_of(tree: Any) -> str:
-    """Return a tree as JSON."""
-    return _text(tree, _CONSTANT_DEPTH)
+    """Return a tree as JSON.
+
+    Raises:
+        UnsavableState: An integer has more digits than can be read.
+    """
+    try:
+        return _text(tree, _CONSTANT_DEPTH)
+    except ValueError as error:
+        require_readable_numbers(tree)
+        raise UnsavableState(f"the state is no JSON: {error}") from error
+
+
+def require_readable_numbers(tree: Any, path: str = "") -> None:
+    """Raise if an integer in a tree has more digits than can be read.
+
+    Raises:
+        UnsavableState: Names the path of the integer.
+    """
+    if type(tree) is int and abs(tree) >= _INT_END:
+        raise UnsavableState(
+            f"`{path}` is an integer of more than {DIGITS_MAX} digits, which cannot be read again",
+            path=path,
+            hint="give it as bytes or text in state_dict()",
+        )
+    if isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, one in pairs:
+            is_tag = isinstance(key, str) and key.startswith("$")
+            require_readable_numbers(one, path if is_tag else f"{path}/{key}".removeprefix("/"))
 
 
 def document_of(tree: Any) -> str:
-    """Return a tree as a document for people."""
+    """Return a tree as a document for people.
+
+    Raises:
+        UnsavableState: An integer has more digits than can be read.
+    """
+    try:
+        return _document_of(tree)
+    except ValueError as error:
+        require_readable_numbers(tree)
+        raise UnsavableState(f"the state is no JSON: {error}") from error
+
+
+def _document_of(tree: Any) -> str:
     if type(tree) is not dict or not tree:
         return _dumped(tree) + "\n"
     kept = {name: one for name, one in tree.items() if isinstance(one, Rows)}

@@ -19,7 +19,7 @@ import torch
 from resilient.errors import IntegrityError, UnsavableState
 from resilient.format.rows import Rows
 from resilient.format.trees import DEPTH_MAX, tensors_of
-from resilient.state.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from resilient.state.dtypes import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +41,9 @@ _LEVELS: dict[type, int] = {
     Counter: 3,
 }
 _SHOWN_MAX = 120
+# A few less than a manifest takes, for what makes a name unique.
+_PATH_LENGTH_MAX = 4000
+_RESERVED = "__metadata__"
 _META = "give it memory first: module.to_empty(device=...), then load or set its values"
 _QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point, in state_dict()"
 
@@ -48,10 +51,14 @@ _NESTED = frozenset({list, dict})
 PLAIN_VALUES = frozenset({type(None), bool, int, str})
 """The types of values that stand for themselves."""
 
-_DTYPE_WORDS = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+_DTYPE_WORDS = {
+    str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype
+}
 
 
-def flatten(part: str, value: Any) -> tuple[Any, Tensors]:
+def flatten(
+    part: str, value: Any, kinds: set[tuple[str, type]] | None = None
+) -> tuple[Any, Tensors]:
     """Return ``value`` as a JSON tree and the tensors that it names; nothing is copied.
 
     Tensors that share their memory, shape and strides are named once, so tied weights are
@@ -60,12 +67,13 @@ def flatten(part: str, value: Any) -> tuple[Any, Tensors]:
     Args:
         part: the part's name; every tensor's name begins with it and a slash.
         value: nested dicts, lists, tensors, arrays and plain values.
+        kinds: gets the path and the type of each container, tensor and tagged value.
 
     Raises:
         UnsavableState: a value of a type outside the list, or nested deeper than can be read;
             names its path.
     """
-    flattener = _Flattener()
+    flattener = _Flattener(kinds)
     try:
         return flattener.visit(value, part), flattener.tensors
     except RecursionError as error:
@@ -75,8 +83,9 @@ def flatten(part: str, value: Any) -> tuple[Any, Tensors]:
 class _Flattener:
     """Walks a value once, collecting tensors by name and by memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: set[tuple[str, type]] | None) -> None:
         self.tensors: Tensors = {}
+        self._kinds = kinds
         self._at: dict[int, list[str]] = {}
         self._depth = 0
 
@@ -101,6 +110,8 @@ class _Flattener:
 
     def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
         """Write what takes some levels of JSON, if a reader would follow so deep."""
+        if self._kinds is not None:
+            self._kinds.add((path, type(value)))
         self._depth += levels
         if self._depth > _DEPTH_MAX:
             raise _too_deep(path)
@@ -153,6 +164,7 @@ class _Flattener:
                 path=path,
                 hint=_META if value.is_meta else _QUANTIZED,
             )
+        _require_name(path)
         name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
         # Nothing has no address to know it by.
         if address := local.data_ptr() if local is value else _address_of(local):
@@ -165,11 +177,14 @@ class _Flattener:
         return {"$tensor": name}
 
     def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
-        return {"$numpy": [value.dtype.str, self._array(value, path)]}
+        # A scalar of NumPy has no dimensions either, and is another type.
+        tag = "$numpy" if value.ndim else "$array"
+        return {tag: [value.dtype.str, self._array(value, path)]}
 
     def _array(self, value: np.ndarray[Any, Any], path: str) -> Any:
         try:
-            plain = value.astype(value.dtype.newbyteorder("="), copy=False)
+            # torch warns of memory that cannot be written to.
+            plain = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
             return self.visit(
                 torch.from_numpy(np.ascontiguousarray(plain).reshape(value.shape)), path
             )
@@ -188,6 +203,27 @@ def _too_deep(path: str) -> UnsavableState:
         path=shown,
         hint="leave out what refers back to what holds it, and flatten the rest",
     )
+
+
+def _require_name(path: str) -> None:
+    """Raise if a path cannot name a tensor in a file.
+
+    Raises:
+        UnsavableState: It is too long, or a safetensors file keeps the name for itself.
+    """
+    if len(path) > _PATH_LENGTH_MAX:
+        raise UnsavableState(
+            f"`{path[:_SHOWN_MAX]}...` is the name of a tensor, and has {len(path)} characters: "
+            f"at most {_PATH_LENGTH_MAX} can be read",
+            path=path,
+            hint="give the tensor a shorter key in state_dict()",
+        )
+    if path.partition("/")[2] == _RESERVED:
+        raise UnsavableState(
+            f"`{path}` names a tensor: a safetensors file keeps `{_RESERVED}` for itself",
+            path=path,
+            hint="give the tensor another key in state_dict()",
+        )
 
 
 def _address_of(local: torch.Tensor) -> int:
@@ -321,9 +357,13 @@ def _read_dtype(raw: Any) -> torch.dtype:
 
 
 def _read_numpy(raw: list[Any]) -> Any:
-    dtype, values = raw
-    array = values.numpy().astype(np.dtype(dtype), copy=True)
+    array = _read_array(raw)
     return array[()] if array.ndim == 0 else array
+
+
+def _read_array(raw: list[Any]) -> Any:
+    dtype, values = raw
+    return values.numpy().astype(np.dtype(dtype), copy=True)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -337,6 +377,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "$complex": lambda raw: complex(float(raw[0]), float(raw[1])),
     "$float": float,
     "$numpy": _read_numpy,
+    "$array": _read_array,
     "$size": torch.Size,
     "$dtype": _read_dtype,
     "$device": torch.device,

@@ -159,8 +159,9 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     shutil.copytree(theirs / "checkpoint-7", folder)
     (folder / "trainer_state.json").unlink()
     outcome = call("ckpt", "repair", folder, "--rebuild", tmp_path / "new")
-    assert outcome.status == 0, outcome.stderr
+    assert outcome.status == 1, outcome.stderr
     assert "Step 7 is in" in outcome.stdout
+    assert "yes with loss of the place in the data" in outcome.stdout
     assert "the first epoch begins again" in outcome.stdout
     refused = call("ckpt", "repair", folder, "--rebuild", tmp_path / "none", "--dry-run")
     assert refused.status == 2, refused.stderr
@@ -169,7 +170,9 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     outcome = call("ckpt", "repair", folder, "--rebuild", tmp_path / "newer", "--json")
     assert outcome.status == 1
     said = json.loads(outcome.stdout)
-    assert (said["step"], said["resumable"]) == (7, False)
+    judged = json.loads(call("ckpt", "verify", tmp_path / "newer", "--json").stdout)
+    assert (said["step"], said["resumable"]) == (7, judged["resumable"])
+    assert said["resumable"]["answer"] == "partly"
     assert "optimizer" in said["lost"]
 
 
@@ -185,7 +188,8 @@ def test_a_lost_random_state_does_not_lose_the_place_that_the_state_holds(tmp_pa
     new = tmp_path / "new"
     outcome = call("ckpt", "repair", "latest", tmp_path / "ours", "--rebuild", new, "--json")
     said = json.loads(outcome.stdout)
-    assert (set(said["lost"]), outcome.status) == ({"random state"}, 0)
+    assert (set(said["lost"]), outcome.status) == ({"random state"}, 1)
+    assert said["resumable"]["answer"] == "partly"
     assert "place in the data" in said["known"]
     state, whole = (
         json.loads((one / "trainer_state.json").read_text(encoding="utf-8"))

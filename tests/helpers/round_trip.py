@@ -11,7 +11,9 @@ def require_same_state(saved, found, path="state"):
     assert type(saved) is type(found), f"{path}: {type(saved)} became {type(found)}"
     if isinstance(saved, torch.Tensor):
         assert (saved.dtype, saved.shape) == (found.dtype, found.shape), path
-        saved, found = (one.detach().contiguous().cpu() for one in (saved, found))
+        saved, found = (
+            one.detach().resolve_conj().resolve_neg().contiguous().cpu() for one in (saved, found)
+        )
         same = [one.reshape(-1).view(torch.uint8).tolist() for one in (saved, found)]
         assert same[0] == same[1], f"{path}: the bits differ"
     elif isinstance(saved, np.ndarray | np.generic):

@@ -10,7 +10,37 @@ FAILED = "tests/unit/test_failed_saves.py"
 
 STEPS = "tests/unit/test_steps.py"
 
+ROUND_TRIP = "tests/unit/state/test_round_trip.py"
+
 MUTANTS = [
+    Mutant(
+        "a save is not checked against the loader",
+        "resilient/checkpointer.py",
+        "capture(checkpoint.step, parts, world.rank, self._round_trip)",
+        "capture(checkpoint.step, parts, world.rank)",
+        f"{ROUND_TRIP} -k at_save",
+    ),
+    Mutant(
+        "a structure is checked at each save",
+        "resilient/state/round_trip.py",
+        "if part not in self._seen or not new <= checked:",
+        "if True:",
+        f"{ROUND_TRIP} -k once",
+    ),
+    Mutant(
+        "an array without dimensions comes back as a scalar",
+        "resilient/state/tree.py",
+        'tag = "$numpy" if value.ndim else "$array"',
+        'tag = "$numpy"',
+        f"{ROUND_TRIP} -k dimension",
+    ),
+    Mutant(
+        "a resumed counter may be ignored",
+        "resilient/loop.py",
+        "        self._require_counters_read()\n",
+        "",
+        "tests/unit/test_resumed_counters.py",
+    ),
     Mutant(
         "a launch that was to end early goes on",
         "resilient/train/run.py",

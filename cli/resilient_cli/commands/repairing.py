@@ -121,8 +121,12 @@ def repair(  # noqa: PLR0913 - the options of a command
             )
         path = in_run(ref, place or repo)
         made = _rebuild(None if path else ref, path or place or repo or "", rebuild)
-        show(rebuilding(made), output_of(ctx))
-        return 0 if made.can_go_on else DAMAGE_LEFT
+        # Not before it is needed: it loads the readers of all layouts.
+        from resilient.comparison.verification import verify_folder
+
+        verdict = verify_folder(made.folder).verdict
+        show(rebuilding(made, verdict), output_of(ctx))
+        return 0 if verdict.answer == "yes" else DAMAGE_LEFT
     is_done = apply and not dry_run
     url = place or repo
     if ref is None and url and not undelete and _is_of_others(url):

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from resilient.vault.access.damage import join_names
 from resilient_cli.render import Answer, Table
+from resilient_cli.views.verdict import conclusion, resumable
 from resilient_cli.views.words import NONE, count, folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from resilient.format.names import CheckpointId
+    from resilient.layouts.values import Verdict
     from resilient.train.interop.rebuilding import Rebuilt
     from resilient.vault.health.repair import Fix, Loss, RepairPlan
 
@@ -56,19 +58,20 @@ def repairing(
     return Answer("ckpt.repair", "repair", document, blocks, ids)
 
 
-def rebuilding(made: Rebuilt) -> Answer:
-    """Return the answer of ``ckpt repair --rebuild``."""
+def rebuilding(made: Rebuilt, verdict: Verdict) -> Answer:
+    """Return the answer of ``ckpt repair --rebuild``.
+
+    Args:
+        made: The rebuilt folder.
+        verdict: The judge's answer about the rebuilt folder.
+    """
     rows = [(name, "known", source) for name, source in made.known.items()]
     rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
     table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
-    goes_on = (
-        "Training can go on from it"
-        if made.can_go_on
-        else "A resume begins the optimizer and the schedule anew"
-    )
-    said = f"Step {made.step} is in {made.folder}. {goes_on}; what is lost is in rebuilt.json too."
-    document = {**asdict(made), "resumable": made.can_go_on}
-    return Answer("ckpt.repair", "rebuild", document, (table, said), (made.folder,))
+    said = f"Step {made.step} is in {made.folder}; what is lost is in rebuilt.json too."
+    document = {**asdict(made), "resumable": resumable(verdict)}
+    blocks = (table, said, conclusion(verdict))
+    return Answer("ckpt.repair", "rebuild", document, blocks, (made.folder,))
 
 
 def _fix(fix: Fix, verdict: str) -> tuple[str, ...]:

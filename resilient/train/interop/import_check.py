@@ -11,6 +11,7 @@ import torch
 from resilient.comparison.verification import verify_folder
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
 from resilient.showing import quoted
+from resilient.state.changes import refused_changes
 from resilient.strategies.detour import detour_of
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.interop.files import TransformersCheckpoint
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from resilient.state.capture import Part
+    from resilient.state.changes import ChangePolicy
     from resilient.train.data.sampling import Cursor
 
 _NAMED_MAX = 3
@@ -132,6 +134,29 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
     if saved and groups and theirs != ours:
         differ = ", ".join(sorted(theirs ^ ours))
         raise _unfit(f"another optimizer saved it: only one of both has {differ}")
+
+
+def require_same_objects(
+    parts: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
+) -> None:
+    """Require that a resume would take the weights' dtypes and the schedule's class.
+
+    Args:
+        parts: What would be committed.
+        live: Objects of the run that will load it, by the names of their parts.
+        policy: Differences that the run allows.
+
+    Raises:
+        IncompatibleCheckpoint: The resume would refuse a difference.
+    """
+    refused = refused_changes(parts, live, policy)
+    if refused:
+        shown = "; ".join(f"`{one.part}`: {one.text}" for one in refused)
+        names = ", ".join(f'"{policy.prefix}{one}"' for one in {one.part: 0 for one in refused})
+        raise IncompatibleCheckpoint(
+            f"cannot import the checkpoint: {shown}. Nothing was committed",
+            hint=policy.hint.format(names=names),
+        )
 
 
 def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from resilient.errors import IncompatibleCheckpoint
 from resilient.format.names import rank_part
+from resilient.layouts.agreeing import epoch_of
 from resilient.state.capture import Part
 from resilient.train.data.drawing import seen_of
 from resilient.train.model.papers import DOCUMENTS
@@ -224,7 +225,8 @@ def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
         "folder": found.folder.name,
         "digest": found.digest,
         "state_digest": found.state_digest,
-        "epoch": float(found.state["epoch"]),
+        # The import finds its place in the data by the epoch, Transformers by the step.
+        "epoch": float(epoch_of(found.state) or 0.0),
         "batch": int(found.state.get("train_batch_size") or 0),
         "ranks": found.ranks,
         **seen_of(found.random_state(0), found.state["log_history"]),

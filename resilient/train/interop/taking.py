@@ -28,17 +28,22 @@ from resilient.format.names import CheckpointId
 from resilient.showing import quoted
 from resilient.start_guard import SkippedFolder, plan_takeover
 from resilient.state.capture import Part
+from resilient.state.things import bare
+from resilient.state.tree import PLAIN
+from resilient.strategies.detour import detour_of
 from resilient.strategies.pipeline.known import pipeline_of
 from resilient.train.interop.files import TransformersCheckpoint, is_transformers_folder
 from resilient.train.interop.import_check import (
     open_source,
     require_loadable,
     require_place,
+    require_same_objects,
     require_same_optimizer,
 )
 from resilient.train.interop.naming import Naming, naming_of
 from resilient.train.interop.parts import FreshState, RawState, documents_of, parts_of
 from resilient.train.optimizers.groups import parameter_groups
+from resilient.train.resuming import policy_for
 from resilient.train.schedules.state import ScheduleState
 from resilient.vault.registry.catalog import read_manifest
 from resilient.world.agreement import agree, attempt
@@ -386,6 +391,18 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
     if hooks.train_sampler is not None:
         require_place(parts, hooks.train_sampler.cursor)
     require_same_optimizer(parts, hooks.create_optimizer().param_groups)
+    require_same_objects(parts, _compared(hooks), policy_for(hooks.args, ()))
+
+
+def _compared(hooks: TrainerHooks) -> dict[str, Part]:
+    """Return the objects that a resume compares with what was saved, as far as they lie here."""
+    model, live = hooks.model, {}
+    is_plain = all(type(one) in PLAIN and not hasattr(one, "ds_id") for one in model.parameters())
+    if is_plain and not hooks.args.deepspeed and detour_of(model) is None:
+        live["model"] = Part(bare(model))
+    if hooks.lr_scheduler is not None:
+        live["scheduler"] = Part(ScheduleState(hooks.lr_scheduler))
+    return live
 
 
 def _fresh(hooks: TrainerHooks) -> FreshState:

@@ -212,6 +212,49 @@ def test_import_with_another_optimizer_commits_nothing(tmp_path, theirs):
     assert not commits(tmp_path / "out")
 
 
+def test_import_into_another_dtype_commits_nothing(tmp_path, theirs):
+    run = trainer(tmp_path / "out")
+    run.model.to(torch.bfloat16)
+    with pytest.raises(
+        IncompatibleCheckpoint, match=r"digits would be lost.*Nothing was committed"
+    ):
+        run.train(theirs)
+    assert not commits(tmp_path / "out")
+
+
+def test_import_into_another_schedule_commits_nothing(tmp_path, theirs):
+    run = trainer(tmp_path / "out", lr_scheduler_type="reduce_lr_on_plateau", **EVALUATED)
+    with pytest.raises(IncompatibleCheckpoint, match=r"`scheduler`.*Nothing was committed"):
+        run.train(theirs)
+    assert not commits(tmp_path / "out")
+
+
+def with_epoch(folder, epoch, *, keeps_log=True):
+    file = folder / "trainer_state.json"
+    state = {**json.loads(file.read_text()), "epoch": epoch}
+    state["log_history"] = state["log_history"] if keeps_log else []
+    file.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("epoch", [0.0, 0.01, 1.35])
+def test_import_with_wrong_epoch_takes_place_of_log(tmp_path, theirs, epoch):
+    expected = trainer(tmp_path / "expected")
+    expected.train(theirs)
+    with_epoch(theirs, epoch)
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert run.seen == expected.seen
+
+
+def test_import_with_epoch_zero_and_no_log_is_told_and_strict_refuses(tmp_path, theirs, capsys):
+    with_epoch(theirs, 0, keeps_log=False)
+    with pytest.raises(IncompatibleCheckpoint, match="strict_resume refuses"):
+        trainer(tmp_path / "strict", strict_resume=True).train(theirs)
+    assert not commits(tmp_path / "strict")
+    trainer(tmp_path / "out", max_steps=8).train(theirs)
+    assert "with loss of the place in the data" in capsys.readouterr().err
+
+
 def test_import_of_folder_that_changes_is_refused(tmp_path, theirs, monkeypatch):
     from resilient.train.interop import taking
 
