@@ -210,6 +210,18 @@ class NamedOptimizer:
         for name in state.keys() - numbers.values():
             state[name] = _moved(state[name], live.get(name), device)
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+        if type(self._optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            self._undo_casts(state)
+
+    def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
+        """Take back what torch made of the state of parameters when it cast that to their dtype."""
+        is_own = not type(self._optimizer).__module__.startswith("torch.optim.")
+        for number, parameter in enumerate(self._parameters):
+            kept = self._optimizer.state.get(parameter)
+            if number in saved and isinstance(kept, dict) and isinstance(saved[number], dict):
+                for key, value in saved[number].items():
+                    if key in kept:
+                        kept[key] = _uncast(value, kept[key], is_own=is_own)
 
 
 def _moved(state: Any, live: Any, device: torch.device) -> Any:
@@ -225,6 +237,34 @@ def _moved(state: Any, live: Any, device: torch.device) -> Any:
     if isinstance(live, torch.Tensor):
         return state.to(live.device)
     return state.to(device) if state.ndim else state
+
+
+def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
+    """Return a saved value in the place of a loaded one.
+
+    torch casts tensors of numbers and truth values to the dtype of their parameter, and garbles
+    text. Its own optimizers keep floating-point state in that dtype. Another optimizer may keep
+    wider state, for example the parameter in full precision.
+
+    Args:
+        saved: Value before the load.
+        loaded: Value after the load.
+        is_own: Whether the optimizer is of a class outside of torch.
+    """
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        is_number = saved.is_floating_point() or saved.is_complex()
+        is_wide = is_own and saved.itemsize > loaded.itemsize
+        is_cast = saved.dtype != loaded.dtype and (is_wide or not is_number)
+        return saved.to(loaded.device) if is_cast else loaded
+    if type(saved) is dict and type(loaded) is dict:
+        return {
+            key: _uncast(value, loaded[key], is_own=is_own) if key in loaded else value
+            for key, value in saved.items()
+        }
+    if type(saved) in (list, tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):
+        pairs = zip(saved, loaded, strict=True)
+        return type(saved)(_uncast(*pair, is_own=is_own) for pair in pairs)
+    return loaded if isinstance(loaded, torch.Tensor) else saved
 
 
 def _taken_apart(state: Any) -> Any:

@@ -58,11 +58,14 @@ class RoundTripCheck:
         state = state_of(stateful)
         kinds: set[tuple[str, type]] = set()
         tree, tensors = flatten(part, state, kinds)
-        seen, checked = self._seen.get(part, set()), self._checked.get(part, set())
-        new = {(_INDEX.sub("/#", path), kind) for path, kind in kinds - seen}
-        if part not in self._seen or not new <= checked:
-            _require_loadable(part, stateful, state, tree, tensors)
-        self._seen[part], self._checked[part] = seen | kinds, checked | new
+        seen = self._seen.get(part)
+        fresh = kinds if seen is None else kinds - seen
+        if seen is None or fresh:
+            checked = self._checked.get(part, set())
+            new = {(_INDEX.sub("/#", path), kind) for path, kind in fresh}
+            if seen is None or not new <= checked:
+                _require_loadable(part, stateful, state, tree, tensors)
+            self._seen[part], self._checked[part] = fresh | (seen or set()), checked | new
         return tree, tensors
 
 

@@ -23,8 +23,8 @@ MUTANTS = [
     Mutant(
         "a structure is checked at each save",
         "resilient/state/round_trip.py",
-        "if part not in self._seen or not new <= checked:",
-        "if True:",
+        "        if seen is None or fresh:",
+        "        seen = None\n        if True:",
         f"{ROUND_TRIP} -k once",
     ),
     Mutant(

@@ -64,6 +64,7 @@ class Odd(torch.optim.Optimizer):
             state["signs"] = torch.zeros_like(one, dtype=torch.bool)
             state["master"] = one.detach().to(torch.float64)
             state["trace"], state["flag"], state["span"] = [], True, (0, 0.0)
+            state["word"], state["more"] = "begun", {"kept": [torch.ones(2, dtype=torch.int8)]}
         if one.grad is None:
             return
         grad = one.grad.to_dense() if one.grad.is_sparse else one.grad
