@@ -222,13 +222,6 @@ def test_import_into_another_dtype_commits_nothing(tmp_path, theirs):
     assert not commits(tmp_path / "out")
 
 
-def test_import_into_another_schedule_commits_nothing(tmp_path, theirs):
-    run = trainer(tmp_path / "out", lr_scheduler_type="reduce_lr_on_plateau", **EVALUATED)
-    with pytest.raises(IncompatibleCheckpoint, match=r"`scheduler`.*Nothing was committed"):
-        run.train(theirs)
-    assert not commits(tmp_path / "out")
-
-
 def with_epoch(folder, epoch, *, keeps_log=True):
     file = folder / "trainer_state.json"
     state = {**json.loads(file.read_text()), "epoch": epoch}
