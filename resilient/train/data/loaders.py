@@ -13,10 +13,21 @@ import signal
 from multiprocessing import util as _first  # noqa: F401 - its exit handler must run after ours
 from typing import Any
 
-_TRAINER_PID = os.getpid()
+_trainer_pid = os.getpid()
 # Shared with what we fork. A handler cannot see who sent a signal, so the trainer says here
 # that it is leaving: then the SIGTERM is its own, sent once, and it waits for it to work.
 _is_leaving = mmap.mmap(-1, 1)
+
+
+def claim_workers() -> None:
+    """Make the DataLoader workers that this process starts its own.
+
+    A warm worker of the agent was forked after this module was imported: the process that
+    imported it is not the trainer, and the mark of leaving would be shared by all ranks.
+    """
+    global _trainer_pid, _is_leaving  # noqa: PLW0603 - of the process
+    if os.getpid() != _trainer_pid:
+        _trainer_pid, _is_leaving = os.getpid(), mmap.mmap(-1, 1)
 
 
 def outlive_a_request(_worker: int) -> None:
@@ -25,7 +36,7 @@ def outlive_a_request(_worker: int) -> None:
     Processes that were not forked from the trainer cannot see that, so they obey SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if os.getppid() == _TRAINER_PID:
+    if os.getppid() == _trainer_pid:
         signal.signal(signal.SIGTERM, _outlive)
 
 
@@ -52,5 +63,5 @@ def _end_with_the_trainer() -> None:
 
 @atexit.register
 def _leave() -> None:
-    if os.getpid() == _TRAINER_PID:
+    if os.getpid() == _trainer_pid:
         _is_leaving[0] = 1

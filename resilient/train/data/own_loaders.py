@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from resilient.errors import ConfigError
 from resilient.events import Event
 from resilient.train.arguments.reduction import is_canonical
-from resilient.train.data.loaders import outlive_a_request
+from resilient.train.data.loaders import claim_workers, outlive_a_request
 from resilient.train.data.orders import Sampling, Sequential
 from resilient.train.data.sampling import KeyedDataset
 from resilient.train.data.streams import StreamLoader
@@ -116,6 +116,7 @@ def _around(
     """Return a loader of the same samples, made in the same way, at the run's position."""
     options: dict[str, Any] = {}
     if loader.num_workers:
+        claim_workers()
         options = {
             "persistent_workers": loader.persistent_workers,
             "prefetch_factor": loader.prefetch_factor,

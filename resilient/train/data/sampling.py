@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.train.arguments.reduction import is_canonical
 from resilient.train.data.drawing import find_drawn
-from resilient.train.data.loaders import outlive_a_request
+from resilient.train.data.loaders import claim_workers, outlive_a_request
 from resilient.train.data.orders import Sampling
 from resilient.train.data.position import place_in_epoch
 
@@ -348,6 +348,7 @@ def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
         "pin_memory": pin and args.dataloader_pin_memory,
     }
     if args.dataloader_num_workers:
+        claim_workers()
         options["persistent_workers"] = args.dataloader_persistent_workers
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["worker_init_fn"] = outlive_a_request
