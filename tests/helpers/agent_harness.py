@@ -2,10 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+import forked
 
 WAIT_SECONDS = 60
 
@@ -34,7 +35,7 @@ class Agent:
         self._out = self.folder / "agent.out"
         command = [sys.executable, "-m", "resilient_cli", "train", *options, *target, *arguments]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 command,
                 cwd=self.folder,
                 stdout=out,

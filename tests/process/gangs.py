@@ -8,6 +8,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
+
 from resilient.world.launch import Launch, write_launch
 from resilient.world.world import World
 from tests.services.ports import held_ports
@@ -34,7 +36,7 @@ def _start(size, port, script, *arguments):
         launch = Launch(World(rank, size, rank), "127.0.0.1", port)
         path = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
         started.append(
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, str(script), *map(str, arguments)],
                 env={**os.environ, **write_launch(launch), "PYTHONPATH": path},
                 stdout=subprocess.PIPE,

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+import forked
+
 WORKLOAD = Path(__file__).with_name("workload.py")
 PATIENCE_SECONDS = 120.0
 
@@ -23,7 +25,7 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self._said = (folder / f"said-{time.monotonic_ns()}.txt").open("w+")
         command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", "2"]
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [*command, *launch, str(WORKLOAD), "--output-dir", str(folder), *options],
             stdout=self._said,
             stderr=subprocess.STDOUT,
