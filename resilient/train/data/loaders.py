@@ -25,7 +25,7 @@ def claim_workers() -> None:
     A warm worker of the agent was forked after this module was imported: the process that
     imported it is not the trainer, and the mark of leaving would be shared by all ranks.
     """
-    global _trainer_pid, _is_leaving  # noqa: PLW0603 - of the process
+    global _trainer_pid, _is_leaving
     if os.getpid() != _trainer_pid:
         _trainer_pid, _is_leaving = os.getpid(), mmap.mmap(-1, 1)
 
