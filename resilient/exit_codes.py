@@ -36,7 +36,8 @@ EXIT_CODES = (
         "",
         "the answer is no",
         "The answer is no: it differs, it is damaged and something intact remains, it does not "
-        "fit. Under `train`: the script failed and named no code of its own.",
+        "fit. Under `train`: the script failed and named no code of its own, or refused a damaged "
+        "checkpoint before the first step.",
         "count a failure, start again",
     ),
     ExitCode(2, "", "wrong usage", "The command line was not understood.", "fail the job"),

@@ -57,7 +57,7 @@ KEYS = {
 CONTROL = "TrainerControl"
 """The callback whose state each save of Transformers looks up."""
 NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
-"""With these it counts, and raises at what is no number; what it takes where nothing is said."""
+"""Numbers that Transformers computes with, each with its default; None: it has no default."""
 # Transformers loads the schedule and the optimizer together or not at all.
 _BOTH = "the optimizer's state and the schedule"
 
@@ -185,8 +185,10 @@ def _refusal(state: dict[str, Any]) -> str:
     if whole(state.get("global_step")) is None:
         return "it has no `global_step`"
     for name, unsaid in NUMBERS.items():
+        if name not in state and unsaid is None:
+            return f"it has no `{name}`, and Transformers computes with it"
         if decimal(state.get(name, unsaid)) is None:
-            return f"its `{name}` is no number, and Transformers counts with it"
+            return f"its `{name}` is not a number, and Transformers computes with it"
     if unknown := sorted(set(state) - KEYS):
         return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
     return _without_control(state)
@@ -204,7 +206,7 @@ def _without_control(state: dict[str, Any]) -> str:
 
 
 def _batch_size(state: dict[str, Any]) -> list[Problem]:
-    """Return whether none is said in the place of it; what is no number ended before this."""
+    """Return a problem if the batch size is 0; ``_refusal`` has refused a state without a number."""
     if decimal(state["train_batch_size"]):
         return []
     what = "its `train_batch_size` is 0, which Transformers warns of"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hf_runs import checkpoint_of
 
 from resilient import Checkpointer
+from resilient.errors import NothingToResume
 
 WORKER = Path(__file__).with_name("transformers_worker.py")
 # Life 1 dies before its first save, life 2 after it.
@@ -81,6 +84,57 @@ def test_resume_reference_missing_ends_at_once_with_66(train):
     agent = train(DYING, "--resume", "elsewhere/checkpoint-500")
     assert agent.end() == 66, agent.err
     assert len(agent.said("pid")) == 1
+
+
+def test_refusal_of_a_loop_under_plain_python_ends_with_1(tmp_path, old_run):
+    old_run(1)
+    loop = tmp_path / "loop.py"
+    loop.write_text(
+        "from resilient import Checkpointer\n"
+        f"Checkpointer({str(tmp_path / 'repo')!r}, count=0).resume('checkpoint-9')\n"
+    )
+    ended = subprocess.run([sys.executable, loop], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "NothingToResume" in ended.stderr
+    assert NothingToResume.exit_code == 66
+
+
+# Life 1 dies before its first save.
+TRAINING = """
+import torch
+from resilient import Trainer, TrainingArguments
+from resilient.train.callbacks.callback import TrainerCallback
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+class Killed(TrainerCallback):
+    def on_train_begin(self, args, state, control, **kwargs):
+        say("begin", state.global_step)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if life == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+arguments = TrainingArguments(
+    "run", repo="../repo", max_steps=2, save_steps=2, report_to="none", use_cpu=True,
+    disable_tqdm=True, per_device_train_batch_size=1,
+)
+data = [{"x": torch.ones(2)} for _ in range(8)]
+Trainer(Model(), arguments, train_dataset=data, callbacks=[Killed()]).train(False)
+"""
+
+
+def test_resume_false_of_the_script_holds_until_this_run_has_saved(train, old_run):
+    old_run(2)
+    agent = train(TRAINING)
+    assert agent.process.wait(180) == 0, agent.err
+    assert agent.said("begin") == ["0", "0"], agent.err
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,16 @@ def test_what_its_trainer_counts_with_is_a_number_and_is_mended(single, name):
     edit(single / "trainer_state.json", lambda state: state.update({name: None}))
     answer, told = look(single)
     assert answer == "no"
-    assert f"its `{name}` is no number" in told
+    assert f"its `{name}` is not a number" in told
     assert isinstance(before[name], int | float)
+
+
+def test_missing_batch_size_is_named_as_missing(single):
+    edit(single / "trainer_state.json", lambda state: state.pop("train_batch_size"))
+    answer, told = look(single)
+    assert answer == "no"
+    assert "it has no `train_batch_size`" in told
+    assert "not a number" not in told
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
