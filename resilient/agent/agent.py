@@ -57,6 +57,7 @@ from resilient.agent.verdict.decide import Action, Finish, GiveUp, LeaveHost, Re
 from resilient.agent.verdict.naming import name_command
 from resilient.agent.verdict.outcome import CODE_PREEMPTED, Kind, Outcome
 from resilient.agent.watch import LifeWatch, Surroundings
+from resilient.agent.workers.build_locks import remove_dead_locks
 from resilient.agent.workers.group import WorkerCommand, WorkerGroup
 from resilient.agent.workers.warm import Nursery
 from resilient.errors import PeerFailed
@@ -239,6 +240,7 @@ class ResilientAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
         self._keeping.ready()
+        remove_dead_locks(os.environ, self._clock, self._emit)
         ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
         self._outputs.begin(self._life.attempt, self._life.cause, ranks)
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]

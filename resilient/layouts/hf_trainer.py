@@ -206,7 +206,7 @@ def _without_control(state: dict[str, Any]) -> str:
 
 
 def _batch_size(state: dict[str, Any]) -> list[Problem]:
-    """Return a problem if the batch size is 0; ``_refusal`` has refused a state without a number."""
+    """Return a problem if the batch size is 0; ``_refusal`` refuses what is not a number."""
     if decimal(state["train_batch_size"]):
         return []
     what = "its `train_batch_size` is 0, which Transformers warns of"

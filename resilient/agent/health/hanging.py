@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from resilient.agent.health.lock_waits import awaited_locks
 from resilient.agent.health.stacks import RankStacks, alike, main_stack
 from resilient.agent.verdict.causes import Cause
 from resilient.agent.verdict.failures import Failure, WorkerError
@@ -41,6 +43,7 @@ class HangFound(Event):
         median_seconds: of a step in this run, 0 when it was not learned yet.
         overdue: all ranks of this host that waited too long.
         stacks: of all ranks of this host.
+        locks: lines about the lock files that ranks may wait for.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -53,6 +56,7 @@ class HangFound(Event):
     median_seconds: float
     overdue: list[int]
     stacks: list[RankStacks]
+    locks: list[str]
 
     def facts(self) -> dict[str, Any]:
         """Return the facts, the stacks as text by rank."""
@@ -73,6 +77,7 @@ class HangFound(Event):
         ]
         for ranks, one in alike(self.stacks).items():
             rows += _shown(ranks, one)
+        rows += [f"  {line}" for line in self.locks]
         return "\n".join(rows)
 
 
@@ -142,4 +147,5 @@ def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
         median_seconds=hang.median_seconds or 0.0,
         overdue=sorted(one.rank for one in hang.culprits),
         stacks=stacks,
+        locks=awaited_locks(stacks, os.environ),
     )
