@@ -321,6 +321,7 @@ class Checkpointer:
                 bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
                 streamed=staged.streamed,
                 segment=about.segment,
+                token=life.token,
             )
             if staged.rest:
                 self._overlap.copy(staged.rest, partial(self._hand_over, job, staged.rest))

@@ -136,6 +136,7 @@ class Holding:
                 stall_seconds=stall.seconds,
                 bases=bases if desk.limits.save_unchanged == "refer" else (),
                 segment=about.segment,
+                token=life.token,
             )
             self._size_bytes = staged.size_bytes
             if staged.rest:

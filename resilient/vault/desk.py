@@ -165,6 +165,7 @@ class Desk:
         signing: whether what is committed is signed, and what is read must be.
         promoter: brings what the store's near tier took to the durable one; None without tiers.
         places: which ranks share a near tier.
+        token: token of the claim that this process writes for; empty before the claim.
     """
 
     store: Store
@@ -175,6 +176,7 @@ class Desk:
     signing: Signing = field(default_factory=Signing)
     promoter: Onward | None = None
     places: Places = field(default_factory=Places)
+    token: str = ""
 
     @property
     def leads(self) -> bool:
@@ -197,8 +199,9 @@ class Desk:
             self.emit(CheckpointMended(proved.manifest.checkpoint.folder, proved.mended))
 
     def within(self, life: Generation) -> Desk:
-        """Return a desk whose events name the run and its life."""
-        return replace(self, emit=self.emit.bind(run=life.run_id, generation=life.number))
+        """Return a desk that writes for this generation and names it in its events."""
+        emit = self.emit.bind(run=life.run_id, generation=life.number)
+        return replace(self, emit=emit, token=life.token)
 
     def wants(
         self,

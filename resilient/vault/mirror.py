@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from resilient.errors import ConfigError, Fenced, IntegrityError, KeyExists, KeyNotFound
@@ -76,6 +77,12 @@ class Shipment:
         """Bytes of the files that are to be put."""
         return sum(one.size_bytes for one in self.missing)
 
+    @property
+    def token(self) -> str:
+        """Token of the claim that saved the checkpoint; empty if its record is gone."""
+        number = self.manifest.checkpoint.generation
+        return next((one.token for one in self.lives if one.number == number), "")
+
 
 def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Shipment:
     """Return what it takes to have a checkpoint in another repository as well.
@@ -138,17 +145,19 @@ def copy_over(
     """
     check_abilities(target, clock, single_writer=single_writer)
     manifest, done = shipment.manifest, 0
+    fence = partial(_check_target, target, shipment)
     for entry in shipment.missing:
-        _carry(source, target, manifest, entry)
+        _carry(source, target, manifest, entry, fence)
         done += entry.size_bytes
         told(done, shipment.size_bytes)
+    fence()
     for segment in shipment.segments:
         if _size_of(target, segment.key) < 0:
             target.put(segment.key, encode_segment(segment))
     signature = manifest.checkpoint.key(signature_name(manifest.root))
     if _size_of(source, signature) >= 0:
         target.put(signature, source.get(signature))
-    check_fence(target, manifest.checkpoint.generation)
+    fence()
     _require_files(target, manifest)
     if not shipment.is_there:
         put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)
@@ -157,6 +166,14 @@ def copy_over(
     mark_committed(target, manifest.checkpoint.generation)
     if manifest.parity:
         copy_manifest(target, manifest.checkpoint)
+
+
+def _check_target(target: Store, shipment: Shipment) -> None:
+    """Refuse a target where a run goes on, or that has another claim with this number."""
+    number = shipment.manifest.checkpoint.generation
+    # An empty target gets the record of the claim after the manifest.
+    token = shipment.token if number in list_numbers(target) else ""
+    check_fence(target, number, token)
 
 
 def _lives(store: Store, number: int) -> Iterator[Generation]:
@@ -229,7 +246,9 @@ def _ledger(store: Store, manifest: Manifest) -> tuple[tuple[Segment, ...], str]
     return tuple(found.values()), ""
 
 
-def _carry(source: Store, target: Store, manifest: Manifest, entry: FileEntry) -> None:
+def _carry(
+    source: Store, target: Store, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
+) -> None:
     key = manifest.key(entry.name)
 
     def proved(data: bytes) -> bytes:
@@ -241,7 +260,9 @@ def _carry(source: Store, target: Store, manifest: Manifest, entry: FileEntry) -
             )
         return data
 
-    target.put(key, fetch(source, key, proved, entry.size_bytes))
+    data = fetch(source, key, proved, entry.size_bytes)
+    fence()
+    target.put(key, data)
 
 
 def _require_files(target: Store, manifest: Manifest) -> None:

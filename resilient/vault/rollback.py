@@ -127,7 +127,7 @@ def travel(
         above=max((one.generation for one in folders_of(store)), default=0),
         single_writer=single_writer,
     )
-    check_fence(store, life.number)
+    check_fence(store, life.number, life.token)
     try:
         store.stat(journey.after.manifest_key)
     except KeyNotFound as error:

@@ -125,7 +125,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
         life = claim(
             store, head, cause=UNLOCK, clock=clock, above=above, single_writer=single_writer
         )
-        check_fence(store, life.number)
+        check_fence(store, life.number, life.token)
         first = first or life.number
         # Whoever wrote may have saved, or rotated, between the look and the claim.
         if _resume_below(store, first) == head:

@@ -105,9 +105,16 @@ class Failing(MemoryStore):
         self.armed = True
 
     def put(self, key, data):
+        self._fail(key)
+        super().put(key, data)
+
+    def put_new(self, key, data):
+        self._fail(key)
+        super().put_new(key, data)
+
+    def _fail(self, key):
         if self.armed and self._on == "put" and self._text in key:
             raise self._error
-        super().put(key, data)
 
     def get(self, key):
         if self.armed and self._on == "get" and self._text in key:

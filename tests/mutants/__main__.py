@@ -30,6 +30,7 @@ from tests.mutants import (
     crash,
     detection,
     evaluation,
+    fencing,
     fitting,
     glances,
     hangs,
@@ -86,6 +87,7 @@ LISTS = {
     one.__name__.rpartition(".")[2]: one.MUTANTS
     for one in (
         spine,
+        fencing,
         storage,
         retention,
         s3,

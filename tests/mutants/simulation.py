@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant(
         "an older life commits, as the simulator sees it",
         "resilient/vault/registry/commit.py",
-        "    check_fence(store, checkpoint.generation)\n",
+        "    check_fence(store, checkpoint.generation, token)\n",
         "",
         SLICE,
     ),

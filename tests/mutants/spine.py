@@ -80,14 +80,14 @@ MUTANTS = [
     Mutant(
         "an older life rotates",
         "resilient/vault/rotation/rotate.py",
-        "        check_fence(store, mine)\n        if list_tags",
+        "        check_fence(store, mine, token)\n        if list_tags",
         "        if list_tags",
         VAULT,
     ),
     Mutant(
         "an older life commits",
         "resilient/vault/registry/commit.py",
-        "    check_fence(store, checkpoint.generation)\n",
+        "    check_fence(store, checkpoint.generation, token)\n",
         "",
         VAULT,
     ),

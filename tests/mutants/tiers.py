@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "a promotion does not look at the fence",
         PROMOTE,
-        "    check_fence(tiers.durable, mine)\n",
-        "",
+        "    fence = partial(check_fence, tiers.durable, mine, token)\n",
+        "    fence = partial(print, end='')\n",
         TIERS,
     ),
     Mutant(

@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant(
         "going back claims no life, so nothing is fenced and nothing moves",
         TRAVEL,
-        "    check_fence(store, life.number)\n",
+        "    check_fence(store, life.number, life.token)\n",
         "    store.delete(f'generations/g{life.number:06d}.json')\n",
         f"{BACK} -k adds_one_record",
     ),
@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant(
         "who was outranked at the same moment hears that it went back",
         TRAVEL,
-        "    check_fence(store, life.number)\n",
+        "    check_fence(store, life.number, life.token)\n",
         "",
         f"{BACK} -k two_who_go_back",
     ),

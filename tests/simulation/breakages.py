@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def _no_fence(_store: Any, _mine: int) -> None:
+def _no_fence(_store: Any, _mine: int, _token: str = "") -> None:
     """Let an older life commit."""
 
 

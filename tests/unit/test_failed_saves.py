@@ -274,9 +274,9 @@ def test_a_failed_save_deletes_only_what_nobody_else_can_be_writing(has_rival):
 class Torn(MemoryStore):
     """Another process deletes a file after it was put."""
 
-    def put(self, key, data) -> None:
+    def put_new(self, key, data) -> None:
         if not key.endswith(".safetensors"):
-            super().put(key, data)
+            super().put_new(key, data)
 
 
 def test_with_a_rival_nothing_is_committed_whose_files_are_gone():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
     from resilient.vault.desk import Desk
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)

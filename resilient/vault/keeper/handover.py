@@ -52,6 +52,7 @@ def to_json(job: Job, rank: int, slots: Iterable[str] = ()) -> dict[str, Any]:
         "bases": [one.to_json() for one in job.bases],
         "copies_bytes_max": job.copies_bytes_max,
         "segment": encode_segment(job.segment).decode() if job.segment else None,
+        "token": job.token,
         "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
     }
 
@@ -117,6 +118,7 @@ def _job(
         has_rival=True,
         segment=_segment(value["segment"], checkpoint),
         copies_bytes_max=_bound(value.get("copies_bytes_max")),
+        token=str(value["token"]),
         spoiled=Failure(**spoiled) if (spoiled := value["spoiled"]) else None,
         streamed=tuple(
             PulledFile(_name(name), size_bytes, tuple(by_file[name]), stream)

@@ -101,6 +101,7 @@ class Whole:
             "bases": json.loads(self.bases),
             "copies_bytes_max": None,
             "segment": encode_segment(self.segment).decode() if self.segment else None,
+            "token": said["token"],
             "spoiled": None,
         }
 
@@ -219,6 +220,7 @@ def message_of(
         "files": [[one.name, len(one.data), *spots[one.name]] for one in job.files],
         "parts": [[one.name, one.scope, one.document] for one in job.parts],
         "is_first": job.is_first,
+        "token": job.token,
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds(),
         "bases": spots[BASES],

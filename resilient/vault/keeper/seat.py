@@ -174,7 +174,15 @@ class Seat:
         job, stream = from_json(asked["job"], self._memory_of, rank, limits.within_seconds)
         job = _bounded(job, self._room.share, self._segments)
         emit = emitter_of(guest, asked["context"])
-        desk = Desk(telling(guest.store, emit), comms, limits, emit.clock, emit, guest.signing)
+        desk = Desk(
+            telling(guest.store, emit),
+            comms,
+            limits,
+            emit.clock,
+            emit,
+            guest.signing,
+            token=job.token,
+        )
         if self._onwards:
             mine, parent = job.about.checkpoint.generation, job.about.parent
             desk = self._onwards.desk(desk, asked["tiers"], mine, parent)

@@ -80,4 +80,4 @@ def free(desk: Desk, job: Job) -> None:
     All keepers have answered, so none of them writes any more; a bucket's answer may come late.
     """
     if desk.leads and free_bytes(desk.store) is not None:
-        attempt(lambda: discard(desk.store, job.about.checkpoint))
+        attempt(lambda: discard(desk.store, job.about.checkpoint, desk.token))

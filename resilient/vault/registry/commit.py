@@ -42,7 +42,9 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
     )
 
 
-def commit(store: Store, manifest: Manifest, signature: Signature | None = None) -> None:
+def commit(
+    store: Store, manifest: Manifest, signature: Signature | None = None, token: str = ""
+) -> None:
     """Put the manifest; from here on the checkpoint exists. A signature comes before it.
 
     Crash: before the put the checkpoint does not exist and older ones are untouched; after it,
@@ -52,15 +54,16 @@ def commit(store: Store, manifest: Manifest, signature: Signature | None = None)
         store: the repository.
         manifest: of everything that the ranks stored.
         signature: what to sign it with; None leaves it unsigned.
+        token: token of the claim that commits; empty compares the number alone.
 
     Raises:
-        Fenced: a newer life began; nothing was committed.
+        Fenced: another claim replaced this one; nothing was committed.
         IntegrityError: the manifest contradicts itself, or is out of bounds.
         KeyExists: this step of this life was committed before, as something else.
         StoreError: the store failed; the manifest may be there, and if so it is whole.
     """
     checkpoint = manifest.checkpoint
-    check_fence(store, checkpoint.generation)
+    check_fence(store, checkpoint.generation, token)
     data = encode(manifest)
     # What no reader would take must not count as saved.
     root = decode(data, checkpoint.manifest_key).root

@@ -59,7 +59,8 @@ class Generation:
         cause: why it began, for example ``start`` or ``restart``.
         claimed_at: UTC, ISO 8601.
         host: name of the machine that claimed it.
-        token: unique to the claim, so that a lost answer can be settled by reading back.
+        token: Unique to the claim. It settles a lost answer, and tells two claims of one number
+            apart.
         skipped: how many numbers right before this one no life was ever to have, because
             folders bore them already; without that every number has a record.
         start: Identity of the start that claimed the number; None in records of older releases.
@@ -302,13 +303,23 @@ def read_generations(store: Store) -> list[Generation]:
     return records
 
 
-def check_fence(store: Store, mine: int) -> None:
-    """Refuse if a newer life exists.
+def check_fence(store: Store, mine: int, token: str = "") -> None:
+    """Refuse a process whose claim is not the newest claim of the repository.
+
+    A repository that was restored from a backup gives the same number to a second claim. Only
+    the token tells the two claims apart. A record that is damaged cannot be compared, and
+    stops no run.
 
     Crash: reads only.
 
+    Args:
+        store: The repository.
+        mine: Number of the generation that writes.
+        token: Token of its claim; empty compares the number alone.
+
     Raises:
-        Fenced: this process is of an older life and must stop writing.
+        Fenced: A newer generation began, or the record is of another claim or gone.
+        StoreError: The store failed.
     """
     newest = max(list_numbers(store), default=mine)
     if newest > mine:
@@ -317,6 +328,25 @@ def check_fence(store: Store, mine: int) -> None:
             f"{store.url}: this process has to stop",
             hint=f"resilient ckpt reflog {quoted(store.url)}",
         )
+    if token:
+        _require_own_record(store, mine, token)
+
+
+def _require_own_record(store: Store, mine: int, token: str) -> None:
+    """Refuse unless the record of a generation holds this token."""
+    try:
+        if read_generation(store, mine).token == token:
+            return
+        found = "is of another process"
+    except IntegrityError:
+        return
+    except KeyNotFound:
+        found = "is gone"
+    raise Fenced(
+        f"the record of life {mine} at {store.url} {found}: the repository was restored or "
+        "replaced while this process ran. This process changed no committed file and has to stop",
+        hint=f"resilient ckpt reflog {quoted(store.url)}",
+    )
 
 
 def _run_id(store: Store, numbers: list[int]) -> str:

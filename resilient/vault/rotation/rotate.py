@@ -53,6 +53,7 @@ def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
     written: CheckpointId | None = None,
     sweeps: bool = False,
     grace: Grace | None = None,
+    token: str = "",
 ) -> RotationPlan:
     """Delete what the retention does not keep; return the plan that was carried out.
 
@@ -72,9 +73,10 @@ def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
             proof enough of it unless the retention asks for more.
         sweeps: also without any policy delete what killed saves left: once in a life is enough.
         grace: tells for what in the trash the time is over; None: for nothing.
+        token: token of this life's claim; empty compares the number alone.
 
     Raises:
-        Fenced: a newer life began; nothing more was deleted.
+        Fenced: another claim replaced this one; nothing more was deleted.
         StoreError: a delete failed; what is committed stays committed.
     """
     if retention.is_empty and not sweeps:
@@ -82,7 +84,7 @@ def rotate(  # noqa: PLR0913 - what a rotation must be told, time included
     found = look(store, retention, keep, written=written, grace=grace)
     if written is not None and _is_outrun(written, found.folders):
         return RotationPlan((), {})
-    plan = carry_out(store, found, mine)
+    plan = carry_out(store, found, mine, token)
     return RotationPlan((), {}) if retention.is_empty else plan
 
 
@@ -177,7 +179,7 @@ def _with_needs(store: Store, found: Found, contents: Mapping[CheckpointId, Cont
     return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
 
 
-def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
+def carry_out(store: Store, found: Found, mine: int, token: str = "") -> RotationPlan:
     """Delete the manifests of what the plan dooms, then all files that nobody needs any more.
 
     Into the trash goes a manifest alone: all files of its checkpoint are needed then.
@@ -192,13 +194,13 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         The plan as far as it was carried out: all of it, unless tags changed.
 
     Raises:
-        Fenced: a newer life began; nothing more was deleted.
+        Fenced: another claim replaced this one; nothing more was deleted.
         StoreError: a delete failed; what is committed stays committed.
     """
     plan = found.plan
     settle(store)
     for done, checkpoint in enumerate(plan.doomed):
-        check_fence(store, mine)
+        check_fence(store, mine, token)
         if list_tags(store) != found.tags:
             # What stays now may need files of what went: the next rotation knows.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
@@ -207,7 +209,7 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
         store.delete(checkpoint.manifest_key)
     unneeded = found.unneeded()
     if unneeded:
-        check_fence(store, mine)
+        check_fence(store, mine, token)
     back = end_grace(store, found.over, unneeded)
     if back:
         # It may need files of what went, wherever they lie: the next rotation knows.
@@ -218,18 +220,26 @@ def carry_out(store: Store, found: Found, mine: int) -> RotationPlan:
     return plan
 
 
-def discard(store: Store, checkpoint: CheckpointId) -> None:
+def discard(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
     """Delete the files of a save, unless its manifest is there: then it is committed.
 
     Crash: it did not exist before and does not after; the rest is swept later.
 
+    Args:
+        store: the repository.
+        checkpoint: what was being saved.
+        token: token of the claim that saved; empty looks at no fence.
+
     Raises:
+        Fenced: another claim has the same number, so the files may be its own.
         StoreError: a delete failed, or nobody can say whether there is a manifest; the
             leftovers do no harm.
     """
     with suppress(KeyNotFound):
         store.stat(checkpoint.manifest_key)
         return
+    if token:
+        check_fence(store, checkpoint.generation, token)
     for entry in list(store.list(f"{checkpoint.folder}/")):
         split = split_checkpoint_key(entry.key)
         if split and split[1] != MANIFEST:

@@ -71,6 +71,7 @@ class Job:
         segment: of the ledger; the coordinator puts it before the manifest that names it.
         copies_bytes_max: memory for what is left of files whose other bytes the store has, beside
             the files themselves; None if nothing bounds it.
+        token: Token of the claim that saves; the daemon compares it at the fence.
     """
 
     about: Manifest
@@ -87,6 +88,7 @@ class Job:
     has_rival: bool = False
     segment: Segment | None = None
     copies_bytes_max: int | None = None
+    token: str = ""
 
     @property
     def content(self) -> tuple[Lending, ...]:
@@ -194,7 +196,11 @@ def _divide(desk: Desk, job: Job, glimpses: Glimpses, pace: Pace) -> Division:
 
 def _write(desk: Desk, job: Job, division: Division, pace: Pace) -> Receipt:
     checkpoint, rank, parity = job.about.checkpoint, desk.world.rank, division.parity
-    bounds: Any = {"copies_bytes_max": job.copies_bytes_max, "told": pace.did}
+    bounds: Any = {
+        "copies_bytes_max": job.copies_bytes_max,
+        "told": pace.did,
+        "token": desk.token,
+    }
     written = write(desk.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
     return division.complete(written)
 
@@ -227,10 +233,10 @@ def _commit(desk: Desk, job: Job, shown: list[Any]) -> dict[str, Any]:
     if job.has_rival:
         require_files(desk.store, manifest)
     if job.segment is not None:
-        put_segment(desk.store, job.segment)
+        put_segment(desk.store, job.segment, desk.token)
     key = desk.signing.key
     files = {name: digest for one in shown for name, digest in one["signed"].items()}
-    commit(desk.store, manifest, Signature(key, files) if key else None)
+    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
     promoter = desk.promoter
     orders = promoter.plan(desk, manifest.checkpoint, job.keep) if promoter else Orders()
     return {
@@ -288,4 +294,4 @@ def _abort(desk: Desk, job: Job, error: ResilientError) -> None:
     # A ruling that did not get here says nothing: who rules may put the manifest all the same.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
     if desk.leads and not in_doubt and not job.has_rival:
-        attempt(lambda: discard(desk.store, checkpoint))
+        attempt(lambda: discard(desk.store, checkpoint, desk.token))

@@ -261,7 +261,7 @@ class Promoter:
     def _bring_one(self, desk: Desk, topic: str, one: CheckpointId) -> None:
         began_seconds = desk.clock.monotonic_seconds()
         together = Together(self._comms, f"{topic}/{one.folder}", desk.limits.within_seconds)
-        put_bytes = promote(self._tiers, one, self._mine, together)
+        put_bytes = promote(self._tiers, one, self._mine, together, desk.token)
         if put_bytes:
             took_seconds = desk.clock.monotonic_seconds() - began_seconds
             if self._pace:

@@ -57,6 +57,7 @@ def tidy(
             written=checkpoint,
             sweeps=is_first,
             grace=Grace(desk.clock),
+            token=desk.token,
         )
     except ResilientError as error:
         # Who leads a place may be no coordinator, and nobody else knows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from resilient.format.shard import StreamedFile
 from resilient.format.thinning import ThinFile
 from resilient.storage.filling import files_at_once
 from resilient.storage.pool import each
+from resilient.vault.registry.fenced_put import put_fenced
+from resilient.vault.registry.generations import check_fence
+from resilient.vault.tiers.tiers import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,10 +43,12 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     *,
     copies_bytes_max: int | None = None,
     told: Callable[[int], None] = nobody,
+    token: str = "",
 ) -> Receipt:
     """Store ``files`` under the checkpoint's folder and return the receipt.
 
-    The names hold the rank and the folder holds the generation, so no other process writes them.
+    The names hold the rank and the folder holds the generation. Another process writes the same
+    names only in a repository that was restored from a backup; the token of the claim tells.
 
     Several large files are written at once; the receipt names them in the order given. What fails
     first ends the writing: no more files are begun, and those on their way are waited for.
@@ -61,18 +67,21 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
             that do not fit together fewer are written at once.
         told: told of each piece's length when it is digested, by several threads, and may take
             its time.
+        token: token of the claim that saves; empty compares the number alone.
 
     Raises:
+        Fenced: another claim replaced this one; no committed file was changed.
         StoreError: a file could not be stored; the checkpoint will not be committed.
     """
     groups = grouped([file.name for file in files], rank, parity)
     at_once = _at_once(store, files, copies_bytes_max)
     everything = chain(files, protect(files, groups))
+    place, fence = nearest(store), partial(check_fence, store, checkpoint.generation, token)
 
     def write_one(file: Lending) -> tuple[FileEntry, Sequence[TensorEntry]]:
         with file.lend() as data:
             proof, proved = _prove(file.tensors, data, told)
-            store.put(checkpoint.key(file.name), data)
+            put_fenced(place, checkpoint.key(file.name), data, fence)
         return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
 
     stored = each(write_one, everything, at_once)

@@ -9,6 +9,7 @@ them: so all of them are looked at once more when the manifest is there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IntegrityError, KeyNotFound
@@ -79,7 +80,11 @@ class _Cargo:
 
 
 def promote(
-    tiers: TieredStore, checkpoint: CheckpointId, mine: int, together: Together | None = None
+    tiers: TieredStore,
+    checkpoint: CheckpointId,
+    mine: int,
+    together: Together | None = None,
+    token: str = "",
 ) -> int:
     """Copy a checkpoint from the near tier to the durable one, and what it refers to.
 
@@ -97,24 +102,26 @@ def promote(
         checkpoint: committed in the near tier.
         mine: number of the life that promotes.
         together: the leaders of all places; this one alone by default.
+        token: token of the claim of that life; empty compares the number alone.
 
     Returns:
         Bytes that were put, by all.
 
     Raises:
-        Fenced: a newer life began; no manifest was put.
+        Fenced: another claim replaced this one; no manifest was put.
         IntegrityError: the near copy is damaged, or a file is nowhere; no manifest was put.
         StoreError: a tier failed; the manifest may be there, and if so it is whole.
     """
     together = together or Together()
+    fence = partial(check_fence, tiers.durable, mine, token)
     with together.comms.at_work() as beat:
-        cargo: Any = attempt(lambda: _carry_all(tiers, checkpoint, beat))
+        cargo: Any = attempt(lambda: _carry_all(tiers, checkpoint, fence, beat))
     shown = cargo
     if not isinstance(cargo, Failure):
         shown = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
 
     def rule(shown: list[Any]) -> dict[str, Any]:
-        return _put_manifest(tiers, cargo, shown, mine) if cargo else {"put": 0, "is_new": False}
+        return _put_manifest(tiers, cargo, shown, fence) if cargo else {"put": 0, "is_new": False}
 
     ruling = _agree(together, "carried", shown, rule)
     put_bytes = int(ruling["put"])
@@ -122,7 +129,7 @@ def promote(
         # A sweep that looked before the manifest came may have taken any of it for leftovers.
         leads = together.comms.world.is_coordinator
         with together.comms.at_work() as beat:
-            again = attempt(lambda: _carry_again(tiers, cargo, beat, signature=leads))
+            again = attempt(lambda: _carry_again(tiers, cargo, fence, beat, signature=leads))
         put_bytes += _agree(together, "again", again, sum)
         if leads and cargo.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
@@ -135,7 +142,10 @@ def _agree(together: Together, what: str, shown: Any, rule: Callable[[list[Any]]
 
 
 def _carry_all(
-    tiers: TieredStore, checkpoint: CheckpointId, beat: Callable[[], None]
+    tiers: TieredStore,
+    checkpoint: CheckpointId,
+    fence: Callable[[], None],
+    beat: Callable[[], None],
 ) -> _Cargo | None:
     """Put what lies in this near tier; None if the checkpoint is gone."""
     key = checkpoint.manifest_key
@@ -147,22 +157,30 @@ def _carry_all(
     except KeyNotFound:
         return None
     here = [one for one in manifest.files if _size_of(tiers.near, manifest.key(one.name)) >= 0]
-    put_bytes = _carry_each(tiers, manifest, here, beat)
+    put_bytes = _carry_each(tiers, manifest, here, fence, beat)
     return _Cargo(manifest, data, [one.name for one in here], put_bytes, was_committed)
 
 
 def _carry_again(
-    tiers: TieredStore, cargo: _Cargo | None, beat: Callable[[], None], *, signature: bool
+    tiers: TieredStore,
+    cargo: _Cargo | None,
+    fence: Callable[[], None],
+    beat: Callable[[], None],
+    *,
+    signature: bool,
 ) -> int:
     if cargo is None:
         return 0
     if signature:
+        fence()
         _carry_signature(tiers, cargo.manifest)
     here = [one for one in cargo.manifest.files if one.name in cargo.names]
-    return _carry_each(tiers, cargo.manifest, here, beat)
+    return _carry_each(tiers, cargo.manifest, here, fence, beat)
 
 
-def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int) -> dict[str, Any]:
+def _put_manifest(
+    tiers: TieredStore, cargo: _Cargo, shown: list[Any], fence: Callable[[], None]
+) -> dict[str, Any]:
     """Rule over what all places brought: the manifest is put here, by the coordinator alone."""
     manifest = cargo.manifest
     put_bytes = sum(one["put"] for one in shown if one)
@@ -173,8 +191,8 @@ def _put_manifest(tiers: TieredStore, cargo: _Cargo, shown: list[Any], mine: int
         key = manifest.key(entry.name)
         if entry.name not in carried and _size_of(tiers.durable, key) != entry.size_bytes:
             raise IntegrityError(f"`{key}` is missing in every near tier", key=key)
+    fence()
     _carry_signature(tiers, manifest)
-    check_fence(tiers.durable, mine)
     put_manifest(tiers.durable, manifest.checkpoint.manifest_key, cargo.data)
     return {"put": put_bytes + len(cargo.data), "is_new": True}
 
@@ -183,17 +201,20 @@ def _carry_each(
     tiers: TieredStore,
     manifest: Manifest,
     entries: Iterable[FileEntry],
+    fence: Callable[[], None],
     beat: Callable[[], None],
 ) -> int:
     """Put files one after the other; return how many bytes that took."""
     put_bytes = 0
     for entry in entries:
-        put_bytes += _carry(tiers, manifest, entry)
+        put_bytes += _carry(tiers, manifest, entry, fence)
         beat()
     return put_bytes
 
 
-def _carry(tiers: TieredStore, manifest: Manifest, entry: FileEntry) -> int:
+def _carry(
+    tiers: TieredStore, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
+) -> int:
     """Put one file unless it is there; return how many bytes that took."""
     key = manifest.key(entry.name)
     if _size_of(tiers.durable, key) == entry.size_bytes:
@@ -204,7 +225,9 @@ def _carry(tiers: TieredStore, manifest: Manifest, entry: FileEntry) -> int:
             raise IntegrityError(f"`{key}` in the near tier is not what was saved", key=key)
         return data
 
-    tiers.durable.put(key, fetch(tiers.near, key, proved, entry.size_bytes))
+    data = fetch(tiers.near, key, proved, entry.size_bytes)
+    fence()
+    tiers.durable.put(key, data)
     return entry.size_bytes
 
 

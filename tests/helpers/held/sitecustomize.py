@@ -12,15 +12,24 @@ from resilient.storage.local import LocalStore
 
 _folder = Path(os.environ["HELD_FOLDER"])
 _prefix = os.environ.get("HELD_PREFIX", "nothing")
-_put, _get = LocalStore.put, LocalStore.get
+_put, _put_new, _get = LocalStore.put, LocalStore.put_new, LocalStore.get
 
 
-def _slow_put(self, key, data):
+def _hold(key):
     if key.startswith(_prefix) and key.endswith(".safetensors"):
         (_folder / f"held-{key.replace('/', '-')}").write_text(str(os.getpid()))
         while not (_folder / "go").exists():
             time.sleep(0.01)
+
+
+def _slow_put(self, key, data):
+    _hold(key)
     return _put(self, key, data)
+
+
+def _slow_put_new(self, key, data):
+    _hold(key)
+    return _put_new(self, key, data)
 
 
 def _noted_get(self, key):
@@ -30,4 +39,4 @@ def _noted_get(self, key):
     return _get(self, key)
 
 
-LocalStore.put, LocalStore.get = _slow_put, _noted_get
+LocalStore.put, LocalStore.put_new, LocalStore.get = _slow_put, _slow_put_new, _noted_get

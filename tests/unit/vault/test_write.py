@@ -50,14 +50,14 @@ class Watched(MemoryStore):
         self.hold, self.inside, self.most, self.began = put, 0, 0, []
         self.counting = threading.Lock()
 
-    def put(self, key, data):
+    def put_new(self, key, data):
         with self.counting:
             self.began.append(key)
             self.inside += 1
             self.most = max(self.most, self.inside)
         try:
             self.hold(key)
-            super().put(key, data)
+            super().put_new(key, data)
         finally:
             with self.counting:
                 self.inside -= 1

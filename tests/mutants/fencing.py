@@ -1,0 +1,90 @@
+"""Defects of the fence by token and of the puts that it guards."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FENCE = "tests/unit/vault/test_fence_token.py"
+GENERATIONS = "resilient/vault/registry/generations.py"
+PUT = "resilient/vault/registry/fenced_put.py"
+HANDED = "tests/process/test_fence_keeper.py"
+
+MUTANTS = [
+    Mutant(
+        "the fence compares the number alone",
+        GENERATIONS,
+        "    if token:\n        _require_own_record(store, mine, token)\n",
+        "",
+        FENCE,
+    ),
+    Mutant(
+        "the fence takes the record of another claim",
+        GENERATIONS,
+        "        if read_generation(store, mine).token == token:\n",
+        "        if read_generation(store, mine).token:\n",
+        FENCE,
+    ),
+    Mutant(
+        "the fence lets a process go on whose record is gone",
+        GENERATIONS,
+        '        found = "is gone"\n',
+        "        return\n",
+        f"{FENCE} -k record_gone",
+    ),
+    Mutant(
+        "the fence stops a run whose record is damaged",
+        GENERATIONS,
+        "    except IntegrityError:\n        return\n    except KeyNotFound:\n        found",
+        "    except (IntegrityError, KeyNotFound):\n        found",
+        f"{FENCE} -k damaged_record",
+    ),
+    Mutant(
+        "a file that is there is replaced without a look at the fence",
+        PUT,
+        "    fence()\n    if not is_committed",
+        "    if not is_committed",
+        FENCE,
+    ),
+    Mutant(
+        "a file of a committed checkpoint is replaced",
+        PUT,
+        "    if not is_committed:\n",
+        "    if True:\n",
+        f"{FENCE} -k only_uncommitted",
+    ),
+    Mutant(
+        "a commit looks at the number alone",
+        "resilient/vault/saving/persist.py",
+        "Signature(key, files) if key else None, desk.token)",
+        "Signature(key, files) if key else None)",
+        f"{FENCE} -k later_step",
+    ),
+    Mutant(
+        "a rotation looks at the number alone",
+        "resilient/vault/rotation/rotate.py",
+        "    plan = carry_out(store, found, mine, token)\n",
+        "    plan = carry_out(store, found, mine)\n",
+        f"{FENCE} -k rotation",
+    ),
+    Mutant(
+        "a failed save deletes the files of another claim",
+        "resilient/vault/rotation/rotate.py",
+        "    if token:\n        check_fence(store, checkpoint.generation, token)\n",
+        "",
+        f"{FENCE} -k discard",
+    ),
+    Mutant(
+        "a save that is handed over names no token",
+        "resilient/vault/keeper/handover.py",
+        '        "token": job.token,\n',
+        '        "token": "",\n',
+        f"{HANDED} -k handed_over",
+    ),
+    Mutant(
+        "the notes of a cached step name no token",
+        "resilient/vault/keeper/notes.py",
+        '        "token": job.token,\n',
+        '        "token": "",\n',
+        f"{HANDED} -k cached_step",
+    ),
+]
