@@ -72,10 +72,10 @@ MUTANTS = [
     Mutant(
         "the mark comes before the commit",
         "resilient/vault/saving/persist.py",
-        "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
+        "    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)\n",
         "    from resilient.vault.registry.generations import mark_committed\n"
         "    mark_committed(desk.store, job.about.checkpoint.generation)\n"
-        "    commit(desk.store, manifest, Signature(key, files) if key else None)\n",
+        "    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)\n",
         DISK,
     ),
     Mutant(
@@ -123,9 +123,9 @@ MUTANTS = [
     Mutant(
         "a promotion commits before it carries, and the power goes",
         "resilient/vault/tiers/promote.py",
-        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
         "    put_manifest(tiers.durable, key, data)\n"
-        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
         DISK,
     ),
 ]

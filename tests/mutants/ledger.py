@@ -10,11 +10,11 @@ TRAINED = "tests/unit/train/test_ledger.py"
 SWEEP = "tests/crash/test_sweep.py -k one_crash"
 
 _PUT = """    if job.segment is not None:
-        put_segment(desk.store, job.segment)
+        put_segment(desk.store, job.segment, desk.token)
 """
 _REST = """    key = desk.signing.key
     files = {name: digest for one in shown for name, digest in one["signed"].items()}
-    commit(desk.store, manifest, Signature(key, files) if key else None)
+    commit(desk.store, manifest, Signature(key, files) if key else None, desk.token)
 """
 
 MUTANTS = [

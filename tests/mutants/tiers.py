@@ -27,16 +27,16 @@ MUTANTS = [
     Mutant(
         "a promotion puts the manifest before the files",
         PROMOTE,
-        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
         "    put_manifest(tiers.durable, key, data)\n"
-        "    put_bytes = _carry_each(tiers, manifest, here, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
         SWEEP,
     ),
     Mutant(
         "a promotion leaves behind what the checkpoint refers to",
         PROMOTE,
-        "put_bytes = _carry_each(tiers, manifest, here, beat)",
-        "put_bytes = _carry_each(tiers, manifest, [x for x in here if not x.origin], beat)",
+        "put_bytes = _carry_each(tiers, manifest, here, fence, beat)",
+        "put_bytes = _carry_each(tiers, manifest, [x for x in here if not x.origin], fence, beat)",
         SWEEP,
     ),
     Mutant(
