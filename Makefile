@@ -99,7 +99,8 @@ fuzz: $(STAMP)
 damage: $(STAMP)
 	$(BIN)/python -m tests.damage
 
-# Each damage of each layout through four doors that must agree: writes build/damage-campaign.md. Half an hour.
+# Each damage of each layout through four doors that must agree: writes docs/damage-campaign.md, and every case to
+# build/damage-campaign.md. Half an hour.
 campaign: $(STAMP)
 	nice $(BIN)/python -m tests.damage.campaign
 	nice $(PYTEST) tests/damage/test_continued_by_tools.py --every-repair --timeout 3600

@@ -49,6 +49,7 @@ def pytest_addoption(parser):
     parser.addoption("--fifty-faults", action="store_true", help="the long run that is audited")
     parser.addoption("--every-slurm", action="store_true", help="what takes minutes on SLURM")
     parser.addoption("--fuzz-seed", type=int, default=0, help="number of the first of them")
+    parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 
     from samples import Sample
 
-KINDS = {"Trainer": "8", SHARDS: "12", FSDP: "sharded", ZERO2: "sharded", ZERO3: "sharded"}
+LATER = "Trainer, a later step"
+KINDS = {
+    "Trainer": "8",
+    LATER: "12",
+    SHARDS: "12",
+    **dict.fromkeys((FSDP, ZERO2, ZERO3), "sharded"),
+}
 """Samples that our Trainer takes over, and the trainer that does."""
 RESUMES, LOSES, REFUSES, RAISES = "resumes", "resumes with a loss", "refuses", "raises"
-REPORTS = ("CheckpointTaken", "ImportLossReported")
+REPORTS = ("CheckpointTaken", "ImportLossReported", "ImportOddityReported")
 DOCUMENTED = {one.number for one in EXIT_CODES}
 RESILIENT = Path(sys.executable).with_name("resilient")
 
@@ -43,12 +49,14 @@ class Answer:
         code: the exit code.
         why: the losses that were told, or the refusal.
         found: the weights before and after a step, if training went on.
+        odd: the contradictions that were told, of which no loss is known.
     """
 
     word: str
     code: int
     why: str = ""
     found: Loaded | None = None
+    odd: str = ""
 
 
 def by_trainer(sample: Sample, path: Path) -> Answer:
@@ -98,22 +106,22 @@ def _of_ours(path: Path) -> Answer:
 
 
 def _of_run(out: Path, found: Loaded | None, code: int) -> Answer:
-    lost = losses_told(out)
-    return Answer(LOSES if lost else RESUMES, code, "; ".join(lost), found)
+    lost, odd = told_by(out, "lost"), told_by(out, "odd")
+    return Answer(LOSES if lost else RESUMES, code, "; ".join(lost), found, "; ".join(odd))
 
 
-def losses_told(out: Path) -> list[str]:
-    """Return the losses that the events of a run name."""
+def told_by(out: Path, name: str) -> list[str]:
+    """Return the values of a field in the events by which a run reports its import."""
     records = [
         json.loads(line)
         for one in sorted(out.rglob("events/*.jsonl"))
         for line in one.read_text().splitlines()
     ]
-    return [str(lost) for one in records if one["event"] in REPORTS for lost in one.get("lost", ())]
+    return [str(each) for one in records if one["event"] in REPORTS for each in one.get(name, ())]
 
 
 def disagreements(
-    verdict: str, answers: Sequence[Answer], whole: Loaded | None, *, is_ours: bool
+    verdict: str, answers: Sequence[Answer], whole: Loaded | None, older: Loaded | None = None
 ) -> list[str]:
     """Return where the doors contradict each other, or go silently wrong.
 
@@ -121,22 +129,26 @@ def disagreements(
         verdict: of the inspector: ``yes``, ``partly``, ``no`` or ``unknown``.
         answers: of the doors that train.
         whole: what training has of the undamaged checkpoint, None where no Trainer takes it.
-        is_ours: whether an older checkpoint of the run may be resumed instead.
+        older: of a repository of ours, the same of the older checkpoint in it, from which a run
+            continues if the newest is damaged; None of any other layout.
     """
-    found = [fault for one in answers if (fault := _fault(verdict, one, whole, is_ours=is_ours))]
+    found = [fault for one in answers if (fault := _fault(verdict, one, whole, older))]
     if len({(one.word, one.code) for one in answers}) > 1:
         found.append(f"the doors differ: {[(one.word, one.code) for one in answers]}")
     return found
 
 
-def _fault(verdict: str, one: Answer, whole: Loaded | None, *, is_ours: bool) -> str:
+def _fault(verdict: str, one: Answer, whole: Loaded | None, older: Loaded | None) -> str:
     """Return why one door's answer is wrong, empty if it is right."""
     if one.word == RAISES:
         return f"raises {one.why}"
     if one.word == REFUSES:
         return _fault_of_refusal(verdict, one, is_taken=whole is not None)
-    if is_ours:
-        return "" if same(one.found, whole) else "resumes with other numbers"
+    if older is not None:
+        # Parity makes a damaged newest one whole as it is read; without, the older one is taken.
+        allowed = (whole,) if verdict == "yes" else (whole, older)
+        is_allowed = any(same(one.found, each) for each in allowed)
+        return "" if is_allowed else "resumes with other numbers"
     return _fault_of_resume(verdict, one, whole)
 
 
@@ -151,8 +163,8 @@ def _fault_of_refusal(verdict: str, one: Answer, *, is_taken: bool) -> str:
 def _fault_of_resume(verdict: str, one: Answer, whole: Loaded | None) -> str:
     if verdict in ("no", "unknown"):
         return "resumes what the verdict refuses"
-    if one.word == RESUMES and not same(one.found, whole):
-        return "resumes with other numbers and tells no loss"
+    if one.word == RESUMES and not one.odd and not same(one.found, whole):
+        return "resumes with other numbers and tells neither a loss nor a contradiction"
     if (one.word == LOSES) != (verdict == "partly"):
         return f"{one.word} ({one.why}), and the verdict is {verdict}"
     return ""

@@ -139,6 +139,8 @@ def loaded(sample: Sample, path: Path) -> tuple[str, Loaded | None]:
             done = "stops"
         else:
             done = "loads"
+        finally:
+            del os.environ["DAMAGE_BOMB"]
         return ("runs it", None) if any(Path(folder).iterdir()) else (done, found)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from resilient.comparison.verification import verify_folder
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
+from resilient.layouts.judging import reasons
 from resilient.showing import quoted
 from resilient.state.changes import refused_changes
 from resilient.strategies.detour import detour_of
@@ -39,10 +40,12 @@ class ImportSource:
     Attributes:
         found: Its files.
         lost: What a resume loses, in words.
+        odd: Findings of ``ckpt verify`` without a known loss.
     """
 
     found: TransformersCheckpoint
     lost: tuple[str, ...]
+    odd: tuple[str, ...] = ()
 
 
 def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
@@ -80,7 +83,8 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
             "strict_resume refuses a loss. Nothing was committed",
             hint=verify,
         )
-    return ImportSource(found, lost)
+    odd = reasons([one for one in contents.problems if not one.loses])
+    return ImportSource(found, lost, odd)
 
 
 def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:

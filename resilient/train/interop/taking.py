@@ -93,6 +93,22 @@ class ImportLossReported(Event):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ImportOddityReported(Event):
+    """A checkpoint of another trainer was imported, and its files contradict each other."""
+
+    level: ClassVar[Level] = Level.WARNING
+    folder: str
+    odd: tuple[str, ...]
+
+    def line(self) -> str:
+        """Name the contradictions and the command that says more."""
+        return (
+            f"training continues from `{self.folder}` although {'; '.join(self.odd)}; "
+            f"resilient ckpt verify {quoted(self.folder)} says more"
+        )
+
+
 def foreign_folder(reference: str) -> str:
     """Return the folder that a reference names, ``""`` if it names a checkpoint of ours."""
     return reference if is_transformers_folder(reference) else ""
@@ -166,12 +182,14 @@ class Import:
         parts: What the checkpoint will hold; its own name is not known yet.
         best: What the best model's checkpoint will hold, and its step; None without one.
         lost: What is lost, in words.
+        odd: Findings of ``ckpt verify`` without a known loss.
     """
 
     source: TransformersCheckpoint
     parts: dict[str, Part]
     best: tuple[int, dict[str, Part]] | None
     lost: tuple[str, ...]
+    odd: tuple[str, ...] = ()
 
     def commit(self, spine: Checkpointer) -> CheckpointId:
         """Claim a generation and write the checkpoint, behind that of the best model.
@@ -249,7 +267,7 @@ def prepare_import(
             "refuses a loss. Nothing was committed",
             hint=f"resilient ckpt inspect {quoted(os.fspath(folder))}",
         )
-    return Import(source.found, parts, best, lost)
+    return Import(source.found, parts, best, lost, source.odd)
 
 
 def best_of(
@@ -375,6 +393,8 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
         session.emit(CheckpointTaken(folder, str(checkpoint), made.source.step))
         if made.lost:
             session.emit(ImportLossReported(folder, made.lost))
+        if made.odd:
+            session.emit(ImportOddityReported(folder, made.odd))
     finally:
         spine.close()
     return f"{made.source.state_digest}:{made.source.digest}"

@@ -175,6 +175,24 @@ def test_import_without_optimizer_is_told_and_strict_refuses(tmp_path, theirs, c
     assert "with loss of the optimizer's state and the schedule" in capsys.readouterr().err
 
 
+def rewritten_state(folder, **changes):
+    file = folder / "trainer_state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_import_with_epoch_off_takes_that_of_the_log(tmp_path, theirs, capsys):
+    rewritten_state(theirs, epoch=0.01)
+    run = trainer(tmp_path / "out", strict_resume=True)
+    run.train(theirs)
+    assert [one for one, _ in run.seen] == [one for one, _ in recorded("reg_sgd")["seen"][7:]]
+    assert "its epoch is 0.01 at step 7, and its log has" in capsys.readouterr().err
+
+
+def test_import_healthy_reports_no_oddity(tmp_path, theirs, capsys):
+    trainer(tmp_path / "out", max_steps=8).train(theirs)
+    assert "although" not in capsys.readouterr().err
+
+
 def test_import_of_save_on_sigterm_trains_on(tmp_path, theirs):
     file = theirs / "trainer_state.json"
     state = json.loads(file.read_text())
